@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -37,7 +38,7 @@ from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.questions import MOST_BYTES, MOST_FLIPS, Excerpt, Flip, ScoredQuestions
+from vllm_qualify.report.questions import MOST_BYTES, MOST_CHARACTERS, MOST_FLIPS, Excerpt, Flip, ScoredQuestions
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -48,6 +49,9 @@ HOSTILE = (SCRIPT, IMAGE, MARKUP)
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 QUESTIONS = 1319
 AT = Sides(0.05, 0.05)
+WORDS = [
+    f"{a}{b}" for a in ("con", "de", "pro", "in", "per", "sub") for b in ("tain", "fer", "ject", "sist", "form", "vert", "s")
+]
 THROUGHPUTS = {"request_throughput_req_s": 12.31, "output_throughput_tok_s": 12608.4, "total_throughput_tok_s": 25216.9}
 LATENCIES = {"ttft": 182.4, "tpot": 18.93, "itl": 18.71, "e2el": 19562.0}
 STATISTICS = {"mean": 1.0, "p50": 0.94, "p90": 1.21, "p99": 1.83}
@@ -253,8 +257,17 @@ def _questions(flips: int = 6) -> ScoredQuestions:
         asked=QUESTIONS,
         lost=len(lost),
         gained=len(gained),
+        topics=["law", f"{SCRIPT}{IMAGE}{CONTROL}"],
+        about=[None if number == 2 else number % 3 % 2 for number in range(QUESTIONS)],
         flips=[
-            Flip(question=number, asked=words, target=words, theirs=None if number == 1 else words, ours=words)
+            Flip(
+                question=number,
+                asked=words,
+                target=words,
+                theirs=None if number == 1 else words,
+                ours=words.model_copy(update={"text": f"{words.text} and more"}),
+                our_thinking=words if number == 0 else None,
+            )
             for number in [*lost, *gained]
         ],
         notes=[f"of the baseline {SCRIPT}"],
@@ -267,11 +280,67 @@ def crowded_report() -> Report:
     scored = _questions(MOST_FLIPS)
     each = MOST_BYTES // MOST_FLIPS // 4
     words = Excerpt(text="é漢 <b>" * (each // 15), cut=999)
-    flips = [flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words)) for flip in scored.flips]
+    flips = [
+        flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words) | {"our_thinking": None})
+        for flip in scored.flips
+    ]
     details = report.details.model_copy(
         update={"questions": [scored.model_copy(update={"flips": flips})], "course": course(300)}
     )
     return report.model_copy(update={"details": details})
+
+
+def largest_report() -> Report:
+    """As many questions as MMLU-Pro has, in its 14 topics, one of 20 flipped; answers as long as a reasoning model's.
+
+    The words are drawn: 60 of a question, 1,200 of thinking and 120 of the answer. In two answers one word of 15 differs.
+    """
+    rng = random.Random(24)
+    count, every, topics = 12_032, 20, [f"topic {place}" for place in range(14)]
+    flipped = range(0, count, every)
+    flips = [_long_flip(rng, number) for number in [*flipped[::2], *flipped[1::2]][:MOST_FLIPS]]
+    lost = set(flipped[::2])
+    scored = ScoredQuestions(
+        task="mmlu_pro",
+        metric="exact_match",
+        filter="custom-extract",
+        against="20260201T101112Z-ba5e11",
+        numbers=list(range(count)),
+        ours=[0.0 if number in lost else 1.0 for number in range(count)],
+        theirs=[0.0 if number % every == 0 and number not in lost else 1.0 for number in range(count)],
+        asked=count,
+        lost=len(flipped[::2]),
+        gained=len(flipped[1::2]),
+        topics=topics,
+        about=[number % len(topics) for number in range(count)],
+        flips=flips,
+    )
+    report = compared_report()
+    return report.model_copy(update={"details": report.details.model_copy(update={"questions": [scored]})})
+
+
+def _long_flip(rng: random.Random, number: int) -> Flip:
+    theirs = _drawn(rng, 120)
+    ours = [rng.choice(WORDS) if rng.random() < 1 / 15 else word for word in theirs]
+    asked, target, *answers = (Excerpt(text=" ".join(each)) for each in (_drawn(rng, 60), _drawn(rng, 20), theirs, ours))
+    thinking = [_begin(" ".join(_drawn(rng, 1200))) for _ in range(2)]
+    return Flip(
+        question=number,
+        asked=asked,
+        target=target,
+        theirs=answers[0],
+        ours=answers[1],
+        their_thinking=thinking[0],
+        our_thinking=thinking[1],
+    )
+
+
+def _drawn(rng: random.Random, words: int) -> list[str]:
+    return [rng.choice(WORDS) for _ in range(words)]
+
+
+def _begin(text: str) -> Excerpt:
+    return Excerpt(text=text[:MOST_CHARACTERS], cut=max(0, len(text) - MOST_CHARACTERS))
 
 
 def _slo_rows() -> list[Measurement]:

@@ -7,6 +7,7 @@ from tests.report.builder import (
     crowded_report,
     detailed_report,
     image_report,
+    largest_report,
     not_passed_report,
     page_link,
     passed_report,
@@ -23,6 +24,11 @@ def approved() -> Report:
 @pytest.fixture(scope="session")
 def not_approved() -> Report:
     return not_passed_report()
+
+
+@pytest.fixture(scope="session")
+def compared() -> Report:
+    return compared_report()
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +59,8 @@ def compared_page() -> str:
 @pytest.fixture(scope="session")
 def crowded_page() -> str:
     return render_page(crowded_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def largest_page() -> str:
+    return render_page(largest_report(), page_link)

@@ -125,6 +125,57 @@ def test_flips_are_filtered_without_a_script(opened: Open, compared_file: Path, 
     assert faults == []
 
 
+@pytest.mark.parametrize(("topic", "flips", "rows"), [("law", 3, 878), (f"{SCRIPT}{IMAGE}", 2, 440)])
+def test_a_topic_is_chosen_without_a_script(opened: Open, compared_file: Path, topic: str, flips: int, rows: int) -> None:
+    """Of the first six questions 0, 3 and 5 are on law, 1 and 4 on the other topic; 2 has none."""
+    page, faults = opened(compared_file, WIDE)
+    option = page.locator(".topics option", has_text=topic)
+    page.locator(".topics").select_option(value=option.get_attribute("value"))
+    assert page.locator(".flip:visible").count() == flips
+    page.get_by_text("Every question").click()
+    assert page.locator(".every tbody tr:visible").count() == rows
+    assert faults == []
+
+
+def test_a_task_is_chosen_without_a_script(opened: Open, compared: Report, tmp_path: Path) -> None:
+    (scored,) = compared.details.questions
+    tasks = [scored, scored.model_copy(update={"task": "other", "flips": []})]
+    several = compared.model_copy(update={"details": compared.details.model_copy(update={"questions": tasks})})
+    page, faults = opened(saved(tmp_path, render_page(several, page_link)), WIDE)
+    assert page.locator(".questions:visible").count() == 2
+    page.locator(".tasks").select_option(label="exact_match (other, strict-match)")
+    assert page.locator(".questions:visible h3").all_inner_texts() == ["exact_match (other, strict-match)"]
+    assert faults == []
+
+
+def test_what_was_thought_is_folded(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, WIDE)
+    thinking = page.locator(".thinking")
+    assert thinking.count() == 1
+    assert not thinking.locator("pre").is_visible()
+    thinking.locator("summary").click()
+    assert thinking.locator("pre").is_visible()
+
+
+@pytest.mark.parametrize("question", [5, 1200])
+def test_a_link_opens_the_question_that_it_names(opened: Open, compared_file: Path, question: int) -> None:
+    """One that flipped, and one of the list, which is closed."""
+    page, faults = opened(compared_file, WIDE, fragment=f"#question-gsm8k-{question}")
+    named = page.locator(f"[id='question-gsm8k-{question}']")
+    box = named.bounding_box()
+    assert box
+    assert 0 <= box["y"] < HEIGHT
+    assert faults == []
+
+
+def test_the_list_leads_to_the_words(opened: Open, compared_file: Path) -> None:
+    page, _ = opened(compared_file, WIDE)
+    page.get_by_text("Every question").click()
+    page.locator(".every").get_by_role("link", name="5", exact=True).click()
+    assert page.url.endswith("#question-gsm8k-5")
+    assert page.locator("[id='question-gsm8k-5']").is_visible()
+
+
 def test_flips_are_filtered_and_opened_by_the_keyboard(opened: Open, compared_file: Path) -> None:
     page, _ = opened(compared_file, NARROW)
     page.get_by_role("radio", name="all").focus()
@@ -132,7 +183,7 @@ def test_flips_are_filtered_and_opened_by_the_keyboard(opened: Open, compared_fi
     assert page.get_by_role("radio", name="lost").is_checked()
     assert page.locator(".flip:visible").count() == 3
     first = page.locator(".flip").first
-    first.locator("summary").focus()
+    first.locator("summary").first.focus()
     page.keyboard.press("Enter")
     assert first.get_attribute("open") is None
 
@@ -183,6 +234,15 @@ def test_what_scrolls_sideways_can_be_focused(opened: Open, compared_file: Path)
 
 def test_a_crowded_page_opens_in_under_two_seconds(opened: Open, crowded_page: str, tmp_path: Path) -> None:
     file = saved(tmp_path, crowded_page)
+    best_ms = min(opening_ms(opened(file, WIDE)[0]) for _ in range(3))
+    assert best_ms < 2000
+
+
+def test_twelve_thousand_questions_are_below_5_mb_and_open_in_under_two_seconds(
+    opened: Open, largest_page: str, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, largest_page)
+    assert file.stat().st_size < 5_000_000
     best_ms = min(opening_ms(opened(file, WIDE)[0]) for _ in range(3))
     assert best_ms < 2000
 

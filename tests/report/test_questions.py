@@ -199,6 +199,35 @@ def test_long_words_are_cut_and_it_is_reported_how_much(evidence: Path) -> None:
     assert lost.target == Excerpt(text="t" * MOST_CHARACTERS, cut=3000)
 
 
+def test_what_was_thought_is_apart_from_the_answer(evidence: Path) -> None:
+    change_words(evidence, LOST, resps=[["<think>" + "t" * (MOST_CHARACTERS + 7) + "</think>the answer"]])
+    change_words(evidence, GAINED, resps=[["<think>without an end"]])
+    lost, gained = compared(evidence).flips
+    assert (lost.our_thinking, lost.ours) == (Excerpt(text="t" * MOST_CHARACTERS, cut=7), Excerpt(text="the answer"))
+    assert (gained.our_thinking, gained.ours) == (Excerpt(text="without an end"), Excerpt(text=""))
+    assert lost.their_thinking is None
+    assert lost.bytes == sum(len(each.text) for each in (lost.asked, lost.target, lost.theirs, lost.ours) if each) + 2000
+
+
+def test_questions_have_the_topics_of_their_data(evidence: Path) -> None:
+    """A long name is cut, and what has no topic has none."""
+    change_words(evidence, LOST, doc={"question": "q", "category": "law"})
+    change_words(evidence, GAINED, doc={"question": "r", "category": "b" * 999})
+    scored = compared(evidence)
+    assert scored.topics == ["b" * 100, "law"]
+    assert dict(zip(scored.numbers, scored.about, strict=True)) == {
+        number: {LOST: 1, GAINED: 0}.get(number) for number in ASKED
+    }
+
+
+def test_one_topic_or_too_many_are_none(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change_words(evidence, LOST, doc={"question": "q", "category": "law"})
+    assert (compared(evidence).topics, compared(evidence).about) == ([], [])
+    change_words(evidence, GAINED, doc={"question": "r", "category": "physics"})
+    monkeypatch.setattr(room, "MOST_TOPICS", 1)
+    assert (compared(evidence).topics, compared(evidence).about) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
@@ -276,6 +305,9 @@ def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
     for broken in ({"ours": scored.ours[1:]}, {"theirs": scored.theirs[1:]}):
         with pytest.raises(ValidationError, match="each question has a score"):
             ScoredQuestions.model_validate(whole | broken)
+    for about, said in (([0], "each has one or none"), ([9] * len(scored.numbers), "not among the topics")):
+        with pytest.raises(ValidationError, match=said):
+            ScoredQuestions.model_validate(whole | {"about": about})
     stray = whole["flips"][0] | {"question": 99999}
     with pytest.raises(ValidationError, match="not among the questions"):
         ScoredQuestions.model_validate(whole | {"flips": [stray]})

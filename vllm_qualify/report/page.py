@@ -20,6 +20,7 @@ from vllm_qualify.report.changes import changes_of, why_none
 from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.question_blocks import questions_sections
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
 
@@ -91,7 +92,8 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         changes=changes_of(report),
         why_no_changes=why_none(report.plan),
         drift=report.details.drift,
-        questions=[sections.questions_section(scored) for scored in report.details.questions],
+        questions=questions_sections(report.details.questions),
+        most_topics=max((len(scored.topics) for scored in report.details.questions), default=0),
         strips=points.strips(report),
         latencies=points.latency_rows(report),
         percentiles=points.PERCENTILES,

@@ -18,10 +18,13 @@ from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Share
+from vllm_qualify.report.replies import apart
 from vllm_qualify.secrets import plain
 
-# With these limits a report, with all its text as on the page, loads at once and stays below 2 MB.
-MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 4000
+# With these limits a page, with all its text, opens in under two seconds and stays below 5 MB.
+MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 24_000
+# MMLU has 57 topics. A task with more of them has none to choose from.
+MOST_TOPICS, MOST_TOPIC_CHARACTERS = 100, 100
 # A question counts as right if more than this share of its answers was right.
 HALF = 0.5
 NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
@@ -39,18 +42,23 @@ class Excerpt(Frozen):
 
 
 class Flip(Frozen):
-    """A question that was right at the baseline and is wrong here, or the reverse. A text that is not available is None."""
+    """A question that was right at the baseline and is wrong here, or the reverse. A text that is not available is None.
+
+    `theirs` and `ours` are the answers. What a model thought before its answer is apart from it.
+    """
 
     question: CountOrNone
     asked: Excerpt | None
     target: Excerpt | None
     theirs: Excerpt | None
     ours: Excerpt | None
+    their_thinking: Excerpt | None = None
+    our_thinking: Excerpt | None = None
 
     @property
     def bytes(self) -> int:
         """The size of its text as written on a page."""
-        excerpts = (self.asked, self.target, self.theirs, self.ours)
+        excerpts = (self.asked, self.target, self.theirs, self.ours, self.their_thinking, self.our_thinking)
         return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in excerpts if each)
 
 
@@ -58,7 +66,8 @@ class ScoredQuestions(Frozen):
     """A task's questions with the scores of one filter; `against` is the baseline's run, if there is one.
 
     `numbers` are the questions. For each, `ours` and `theirs` have the mean score of its answers; None if it has no answer.
-    Some questions may be left out, but `asked`, `lost` and `gained` count all of them.
+    Some questions may be left out, but `asked`, `lost` and `gained` count all of them. `topics` are what the task's own data
+    says that questions are about. If there are any, `about` has for each of `numbers` the place of its topic in `topics`.
     """
 
     task: str
@@ -71,6 +80,8 @@ class ScoredQuestions(Frozen):
     asked: CountOrNone
     lost: CountOrNone = 0
     gained: CountOrNone = 0
+    topics: list[str] = []
+    about: list[CountOrNone | None] = []
     flips: list[Flip] = []
     notes: list[str] = []
 
@@ -80,6 +91,10 @@ class ScoredQuestions(Frozen):
             raise ValueError("each question has a score, and where there is a baseline also its")
         if not {flip.question for flip in self.flips} <= set(self.numbers):
             raise ValueError("a question that flipped is not among the questions")
+        if self.about and len(self.about) != len(self.numbers):
+            raise ValueError("where questions have topics, each has one or none")
+        if not all(place is None or place < len(self.topics) for place in self.about):
+            raise ValueError("a question has a topic that is not among the topics")
         return self
 
     @property
@@ -144,6 +159,7 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
     kept = _within(flips, room.bytes)
     numbers = _kept_numbers(ours, flipped, room.questions)
     counted = list(ways.values())
+    topics, about = _topics(here, numbers)
     return ScoredQuestions(
         task=task.name,
         metric=key[0],
@@ -155,6 +171,8 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
         asked=len(ours),
         lost=counted.count("lost"),
         gained=counted.count("gained"),
+        topics=topics,
+        about=about,
         flips=kept,
         notes=list(_notes(problem, kept, asked_again(folder, task))),
     )
@@ -171,6 +189,17 @@ def _by_question(answers: Iterable[Answer]) -> dict[int, list[Answer]]:
     for answer in answers:
         by_question[answer.question].append(answer)
     return dict(by_question)
+
+
+def _topics(by_question: dict[int, list[Answer]], numbers: Sequence[int]) -> tuple[list[str], list[int | None]]:
+    """The topics, and the place of each question's topic among them; nothing if there are none, or too many to choose from."""
+    named = {number: by_question[number][0].topic for number in numbers}
+    topics = sorted({topic for topic in named.values() if topic})
+    if not 1 < len(topics) <= MOST_TOPICS:
+        return [], []
+    places = {topic: place for place, topic in enumerate(topics)}
+    about = [places[topic] if (topic := named[number]) else None for number in numbers]
+    return [topic[:MOST_TOPIC_CHARACTERS] for topic in topics], about
 
 
 def _theirs(plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[dict[int, list[Answer]], str | None]:
@@ -265,13 +294,25 @@ def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]
 
 def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> Flip:
     row = ours or theirs
+    their_thinking, their_answer = _said(theirs)
+    our_thinking, our_answer = _said(ours)
     return Flip(
         question=number,
         asked=_asked(row) if row else None,
         target=_begin(_text(row.get("target"))) if row else None,
-        theirs=_begin(_reply(theirs)) if theirs else None,
-        ours=_begin(_reply(ours)) if ours else None,
+        theirs=their_answer,
+        ours=our_answer,
+        their_thinking=their_thinking,
+        our_thinking=our_thinking,
     )
+
+
+def _said(row: dict[str, Any] | None) -> tuple[Excerpt | None, Excerpt | None]:
+    """What was thought, and the answer."""
+    if row is None:
+        return None, None
+    reply = apart(_reply(row))
+    return None if reply.thinking is None else _begin(reply.thinking), _begin(reply.answer)
 
 
 def _asked(row: dict[str, Any]) -> Excerpt:

@@ -13,11 +13,9 @@ from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Po
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import PARTS, Startup
 from vllm_qualify.evidence.watched import Series, chart
-from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.report import words
-from vllm_qualify.report.questions import Excerpt, Flip, ScoredQuestions, Way
 from vllm_qualify.report.words import DASH
 
 # The latencies of each point that a sweep without an SLO shows.
@@ -90,36 +88,6 @@ class SweepSection:
     points: list[PointRow]
     searched: list[Fact]
     problems: list[str]
-
-
-@dataclass(frozen=True)
-class FlipBlock:
-    """One flipped question, with its texts; `cut` says for each text how much is left out."""
-
-    number: int
-    way: Way
-    scores: str
-    words: list[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
-class QuestionRow:
-    number: int
-    way: str
-    ours: str
-    theirs: str
-
-
-@dataclass(frozen=True)
-class QuestionsSection:
-    """A task's questions. `left_out` and `unshown` say how many questions and how many flips are not on the page."""
-
-    title: str
-    scored: ScoredQuestions
-    flips: list[FlipBlock]
-    rows: list[QuestionRow]
-    unshown: int
-    left_out: int
 
 
 @dataclass(frozen=True)
@@ -249,43 +217,6 @@ def _front(dots: Sequence[Dot]) -> str:
     """A path through the points of the front."""
     front = sorted((dot.x, dot.y) for dot in dots if dot.is_on_front)
     return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
-
-
-def questions_section(scored: ScoredQuestions) -> QuestionsSection:
-    ways = scored.ways
-    scores = dict(zip(scored.numbers, zip(scored.ours, scored.theirs or [None] * len(scored.ours), strict=True), strict=True))
-    return QuestionsSection(
-        title=label_of(scored.metric, scored.task, scored.filter, against_baseline=False),
-        scored=scored,
-        flips=[_flip_block(flip, way, scores[flip.question]) for flip in scored.flips if (way := ways.get(flip.question))],
-        rows=[QuestionRow(number, ways[number] or "", *map(_score, scores[number])) for number in scored.numbers],
-        unshown=scored.flipped - len(scored.flips),
-        left_out=scored.asked - len(scored.numbers),
-    )
-
-
-def _flip_block(flip: Flip, way: Way, scores: tuple[float | None, float | None]) -> FlipBlock:
-    ours, theirs = map(_score, scores)
-    named = {
-        "Question": flip.asked,
-        "Expected": flip.target,
-        f"Baseline: {theirs}": flip.theirs,
-        f"This run: {ours}": flip.ours,
-    }
-    excerpts = [(name, each.text if each else DASH, _cut(each)) for name, each in named.items()]
-    return FlipBlock(number=flip.question, way=way, scores=f"{theirs} at the baseline, {ours} here", words=excerpts)
-
-
-def _score(score: float | None) -> str:
-    if score is None:
-        return "unanswered"
-    return {1.0: "right", 0.0: "wrong"}.get(score) or words.share(score)
-
-
-def _cut(excerpt: Excerpt | None) -> str:
-    if excerpt is None:
-        return "its words are not in this run's evidence"
-    return f"{excerpt.cut:,} more characters were cut" if excerpt.cut else ""
 
 
 def drafting_rows(details: SpeculationDetails) -> list[DraftingRow]:
