@@ -19,7 +19,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
 from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task
 from vllm_qualify.evidence.answers import BLOCKS, read_answers
-from vllm_qualify.evidence.lm_eval_worker import _keep_templates
+from vllm_qualify.evidence.lm_eval_internals import keep_templates
 from vllm_qualify.evidence.measurement import Measurement, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
@@ -411,7 +411,7 @@ def test_a_template_of_lm_eval_is_compiled_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(utils.env, "compile", counting)
     monkeypatch.setattr(utils.env, "from_string", utils.env.from_string)  # put back after the test
-    _keep_templates()
+    keep_templates()
     template = "Q: {{question | regex_replace('a', 'b')}}\n"
     assert [utils.apply_template(template, {"question": text}) for text in ("a", "aa", "")] == ["Q: b\n", "Q: bb\n", "Q: \n"]
     assert compiled == [template]
@@ -435,7 +435,6 @@ metric_list: [{{metric: acc}}]
     [
         ({"num_questions": 13}, "accuracy.gsm8k.num_questions", "the recipe asks 13 questions, and the task has 12"),
         ({"task": "gsm9k"}, "accuracy.gsm9k", "there is no task 'gsm9k' in lm-eval"),
-        ({"task": "mmlu_stem"}, "accuracy.mmlu_stem", "'mmlu_stem' is a group of 19 tasks"),
         ({"task": "choices", "api": "chat"}, "accuracy.choices", "it compares likelihoods, which chat does not give"),
         ({"task": "choices", "num_fewshot": 0}, "accuracy.choices", "lm-eval needs the server's tokenizer"),
         ({"task": "choices", "sampling": Sampling(temperature=1)}, "accuracy.choices", "compares likelihoods, and samples no"),

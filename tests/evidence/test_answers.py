@@ -24,6 +24,7 @@ from vllm_qualify.evidence.answers import (
     steps,
     write,
 )
+from vllm_qualify.evidence.lm_eval_worker import TaskReply
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
@@ -250,7 +251,8 @@ def test_no_random_change_of_a_file_changes_an_answer(
     results = RESULTS | {"results": {"gsm8k": RESULTS["results"]["gsm8k"] | fields}}
     (step,) = (each for each in planned(CAPTURED, PLAN) if each.folder == "r1-b1")
     try:
-        _, answers = _parse_step(json.dumps(results).encode(), samples, Path("samples"), step, PLAN, available=12)
+        bodies = [json.dumps(results).encode(), samples]
+        _, answers = _parse_step(bodies, [Path("samples")], step, PLAN, TaskReply(available=12))
     except UNUSABLE:
         return
     for answer in answers:

@@ -21,6 +21,7 @@ from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.answers import BLOCKS, Answered, load, only, read_answers, write
+from vllm_qualify.evidence.lm_eval_worker import TaskReply
 from vllm_qualify.evidence.load import figures, result, steady
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.result import key_of
@@ -181,7 +182,8 @@ def test_made_up_files_are_read_like_the_captured_ones(rebuilt: tuple[Path, Aske
 
 def test_made_up_files_have_the_form_of_the_captured_ones(rebuilt: tuple[Path, Asked]) -> None:
     folder, asked = rebuilt
-    assert json.loads((folder / "task.json").read_text()) == json.loads((CAPTURED / "task.json").read_text())
+    replies = [TaskReply.model_validate_json((each / "task.json").read_bytes()) for each in (folder, CAPTURED)]
+    assert replies[0] == replies[1]
     for step in asked.steps[:5]:
         names = [sorted(path.name.split("_")[0] for path in (each / step.folder).iterdir()) for each in (folder, CAPTURED)]
         assert names[0] == names[1]

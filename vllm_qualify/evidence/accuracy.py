@@ -147,7 +147,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     `progress` gets the requests of the step that is being asked.
 
     Raises:
-        RecipeError: lm-eval has no such task, or it is a group of tasks, or it has fewer questions than are to be asked.
+        RecipeError: lm-eval has no such task, or cannot score a group as one task, or has fewer questions than are to be asked.
         HostError, ReleaseError: as `Asking.ask`.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -332,8 +332,9 @@ def _lines_of(key: str, folder: Path) -> list[str]:
     traces = []
     for path in sorted(folder.glob("r*-b*/results_*.json")):
         lines = path.read_text(encoding="utf-8").split("\n")
-        number = next((number for number, line in enumerate(lines, start=1) if line.strip().startswith(f"{key}:")), 1)
-        traces.append(_trace(path, folder, number))
+        numbers = [number for number, line in enumerate(lines, start=1) if line.strip().startswith(f"{key}:")]
+        # Of a group there is one for each member: where they begin is enough.
+        traces.append(_trace(path, folder, numbers[0] if numbers else 1))
     return traces
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
+from vllm_qualify.evidence.members import Part, config_hash, group_hash, parts_of
 from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
@@ -23,12 +23,8 @@ BLOCKS, LEAST_BLOCK = 5, 2
 COPIES_ALLOWED = 0.05
 # A run has some 50 blocks, and its baseline one file.
 STEPS = Memory(files=128)
-# The parts of a task's configuration that say where its data is, not how it asks and scores. Each question has its own hash.
-WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
 # The fields of a document that say what a question is about: MMLU has `subject`, MMLU-Pro `category`.
 TOPICS = ("subject", "category", "topic")
-# If lm-eval has no source of a function, it writes the function's address in memory.
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class QuestionBlock(NamedTuple):
@@ -54,7 +50,8 @@ class Answer(Frozen):
 
     `length` is that of the reply in characters, None if likelihoods were compared. An answer is `unanswered` if its reply was
     empty, whatever the task made of that. `traced_to` is relative to the task's folder. `start` is the server's start that it
-    comes from, `topic` what the task's own document says that the question is about, if it says so.
+    comes from, `topic` what the task's own document says that the question is about; if it does not say so, the member of a
+    group that it is of.
     """
 
     question: CountOrNone
@@ -75,7 +72,10 @@ class Answer(Frozen):
 
 
 class Head(Frozen):
-    """The identity of a task. `config_hash` is of its prompts and scoring, and is the same in every run on every machine."""
+    """The identity of a task. `config_hash` is of its prompts and scoring, and is the same in every run on every machine.
+
+    A group's is of all its members, whichever of them a step asked.
+    """
 
     task: str
     task_version: str
@@ -150,10 +150,10 @@ def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
     repetitions, questions are no copies of others, each hash is that of its content, and lm-eval's own scores are those of its
-    samples.
+    samples; of a group, for each member.
     """
-    available = TaskReply.model_validate_json((folder / TASK).read_bytes()).available
-    parts = [_read_step(folder, step, task, available) for step in finished(folder, task, start)]
+    reply = TaskReply.model_validate_json((folder / TASK).read_bytes())
+    parts = [_read_step(folder, step, task, reply) for step in finished(folder, task, start)]
     heads = {head for head, _ in parts}
     if len(heads) != 1:
         raise ValueError("the blocks were not measured with one version of the task")
@@ -170,37 +170,98 @@ def only(folder: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, available: int) -> tuple[Head, list[Answer]]:
-    results = only(folder / step.folder, "results_*.json").read_bytes()
-    path = only(folder / step.folder, "samples_*.jsonl")
-    samples = path.read_bytes()
-    asked = json.dumps(task.gen_kwargs, sort_keys=True)
-    what = (step.repetition, step.block, step.start, tuple(step.questions), task.name, available, path.name, asked)
-    return STEPS.find(
-        digest_together(results, samples), what, lambda: _parse_step(results, samples, path, step, task, available)
+class _Asked(NamedTuple):
+    """What a step asked of one of lm-eval's tasks: the questions by their place in its data, which has `available` of them."""
+
+    task: str
+    questions: list[int]
+    available: int
+    # The part's questions begin there in the group's list. None is no group.
+    part: Part | None = None
+
+    @property
+    def offset(self) -> int:
+        return self.part.offset if self.part else 0
+
+    @property
+    def topic(self) -> str | None:
+        return self.task if self.part else None
+
+
+def _asked(step: QuestionBlock, task: TaskPlan, reply: TaskReply) -> list[_Asked]:
+    if not reply.members:
+        return [_Asked(task.name, step.questions, reply.available)]
+    parts = parts_of(reply.members, step.questions)
+    return [_Asked(part.member.name, part.questions, part.member.questions, part) for part in parts]
+
+
+def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, reply: TaskReply) -> tuple[Head, list[Answer]]:
+    asked = _asked(step, task, reply)
+    results = only(folder / step.folder, "results_*.json")
+    paths = _samples(results, asked)
+    bodies = [path.read_bytes() for path in (results, *paths)]
+    names = tuple(path.name for path in paths)
+    what = (
+        step.repetition,
+        step.block,
+        step.start,
+        tuple(step.questions),
+        task.name,
+        json.dumps(task.gen_kwargs, sort_keys=True),
+        reply,
+        names,
     )
+    return STEPS.find(digest_together(*bodies), what, lambda: _parse_step(bodies, paths, step, task, reply))
+
+
+def _samples(results: Path, asked: list[_Asked]) -> list[Path]:
+    """The files of samples next to a step's results, one for each task that was asked."""
+    if not asked[0].part:
+        return [only(results.parent, "samples_*.jsonl")]
+    stamp = results.stem.removeprefix("results_")
+    wanted = [results.with_name(f"samples_{each.task}_{stamp}.jsonl") for each in asked]
+    if odd := sorted({path.name for path in results.parent.glob("samples_*.jsonl")} ^ {path.name for path in wanted}):
+        raise ValueError(f"the files of samples in {results.parent.name} are not of the members that it asked: {odd[0]}")
+    return wanted
 
 
 def _parse_step(
-    body: bytes, samples: bytes, path: Path, step: QuestionBlock, plan: TaskPlan, available: int
+    bodies: list[bytes], paths: list[Path], step: QuestionBlock, task: TaskPlan, reply: TaskReply
 ) -> tuple[Head, list[Answer]]:
-    results, task = json.loads(body), plan.name
-    _check_asked_so(results["configs"][task].get("generation_kwargs") or {}, plan.gen_kwargs, step)
+    """A step's answers, from the content of its results and of its files of samples."""
+    results, asked = json.loads(bodies[0]), _asked(step, task, reply)
+    if reply.members and results["results"].keys() != {each.task for each in asked}:
+        raise ValueError(f"the results of {step.folder} are not of the members that it asked")
+    for each in asked:
+        _check_asked_so(results["configs"][each.task].get("generation_kwargs") or {}, task.gen_kwargs, step)
+    parsed = [_parse_part(results, body, path, step, each) for body, path, each in zip(bodies[1:], paths, asked, strict=True)]
+    if len({frozenset(answer.scores) for _, answers in parsed for answer in answers}) != 1:
+        raise ValueError(f"the members in {step.folder} were not scored alike")
+    heads = [head for head, _ in parsed]
+    return _group_head(task.name, reply, heads[0]) if reply.members else heads[0], [
+        answer for _, part in parsed for answer in part
+    ]
+
+
+def _parse_part(
+    results: dict[str, Any], samples: bytes, path: Path, step: QuestionBlock, asked: _Asked
+) -> tuple[Head, list[Answer]]:
     rows = [(number, json.loads(line)) for number, line in _lines(samples)]
-    keys = _scored(results["results"][task])
+    result = results["results"][asked.task]
+    keys = _scored(result)
     filters = list(dict.fromkeys(name for _, name in keys))
-    counts = results["n-samples"][task]
+    where = f"{step.folder} of {asked.task}" if asked.part else step.folder
     by_filter = {name: [(number, row) for number, row in rows if row["filter"] == name] for name in filters}
     for name in filters:
-        _check_complete([row for _, row in by_filter[name]], step, counts, available, name)
+        _check_complete([row for _, row in by_filter[name]], asked, results["n-samples"][asked.task], where, name)
     for _, row in rows:
         _check_hashes(row)
     for metric, name in keys:
-        _check_score(metric, name, [row for _, row in by_filter[name]], results["results"][task], step)
-    head = _head(results, task)
+        _check_score(metric, name, [row for _, row in by_filter[name]], result, where)
+    head = _head(results, asked)
     lines = {name: {row["doc_id"]: row for _, row in by_filter[name]} for name in filters}
     answers = [
-        _answer(step, number, path, [(metric, name, lines[name][row["doc_id"]]) for metric, name in keys], head.output_type)
+        _answer(step, number, path, [(metric, name, lines[name][row["doc_id"]]) for metric, name in keys], head, asked)
         for number, row in by_filter[filters[0]]
     ]
     return head, answers
@@ -226,12 +287,12 @@ def _scored(result: dict[str, Any]) -> list[tuple[str, str]]:
     return scored
 
 
-def _check_complete(rows: list[dict[str, Any]], step: QuestionBlock, counts: dict[str, Any], available: int, name: str) -> None:
-    wanted = len(step.questions)
-    if counts != {"original": available, "effective": wanted}:
-        raise ValueError(f"lm-eval counts {counts} in {step.folder}, where {wanted} of {available} questions were asked")
-    if Counter(row["doc_id"] for row in rows) != Counter(step.questions):
-        raise ValueError(f"{len(rows)} samples of {name} in {step.folder} are not of its {wanted} questions, each once")
+def _check_complete(rows: list[dict[str, Any]], asked: _Asked, counts: dict[str, Any], where: str, name: str) -> None:
+    wanted = len(asked.questions)
+    if counts != {"original": asked.available, "effective": wanted}:
+        raise ValueError(f"lm-eval counts {counts} in {where}, where {wanted} of {asked.available} questions were asked")
+    if Counter(row["doc_id"] for row in rows) != Counter(asked.questions):
+        raise ValueError(f"{len(rows)} samples of {name} in {where} are not of its {wanted} questions, each once")
 
 
 def _check_hashes(row: dict[str, Any]) -> None:
@@ -256,39 +317,57 @@ def _score(value: object) -> float:
     return float(value)
 
 
-def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], step: QuestionBlock) -> None:
+def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dict[str, Any], where: str) -> None:
     scores = [_score(row[metric]) for row in rows]
     # Each comparison is false for NaN.
     if not all(0 <= score <= 1 for score in scores):
-        raise ValueError(f"a sample's {metric} of {name} in {step.folder} is not between 0 and 1")
+        raise ValueError(f"a sample's {metric} of {name} in {where} is not between 0 and 1")
     reported, mean = _score(result[f"{metric},{name}"]), math.fsum(scores) / len(scores)
     if not abs(reported - mean) <= 1e-6:
-        raise ValueError(f"lm-eval's {metric} of {name} in {step.folder}, {reported}, is not its samples' {mean}")
+        raise ValueError(f"lm-eval's {metric} of {name} in {where}, {reported}, is not its samples' {mean}")
 
 
-def _head(results: dict[str, Any], task: str) -> Head:
-    config = results["configs"][task]
-    lasting = {name: value for name, value in config.items() if name not in WHERE}
-    text = ADDRESS.sub("", json.dumps(lasting, sort_keys=True))
-    return Head(
-        task=task,
-        task_version=str(results["versions"][task]),
-        config_hash=hashlib.sha256(text.encode()).hexdigest(),
+def _head(results: dict[str, Any], asked: _Asked) -> Head:
+    config = results["configs"][asked.task]
+    head = Head(
+        task=asked.task,
+        task_version=str(results["versions"][asked.task]),
+        config_hash=config_hash(config),
         output_type=config["output_type"],
         lm_eval=results["lm_eval_version"],
     )
+    if asked.part:
+        member = asked.part.member
+        if (head.task_version, head.config_hash, head.output_type) != (
+            member.task_version,
+            member.config_hash,
+            member.output_type,
+        ):
+            raise ValueError(f"{asked.task} was not measured with the version that was loaded")
+    return head
+
+
+def _group_head(task: str, reply: TaskReply, member: Head) -> Head:
+    """The identity of a group, with what all its members have in common."""
+    versions = ", ".join(sorted({each.task_version for each in reply.members}))
+    return member.model_copy(update={"task": task, "task_version": versions, "config_hash": group_hash(reply.members)})
 
 
 def _answer(
-    step: QuestionBlock, number: int, path: Path, scored: list[tuple[str, str, dict[str, Any]]], output_type: str
+    step: QuestionBlock,
+    number: int,
+    path: Path,
+    scored: list[tuple[str, str, dict[str, Any]]],
+    head: Head,
+    asked: _Asked,
 ) -> Answer:
     _, _, row = scored[0]
-    replies = _replies(row) if output_type == GENERATES else None
+    replies = _replies(row) if head.output_type == GENERATES else None
     return Answer(
-        question=row["doc_id"],
+        question=row["doc_id"] + asked.offset,
         repetition=step.repetition,
         start=step.start,
-        topic=_topic(row["doc"]),
+        topic=_topic(row["doc"]) or asked.topic,
         doc_hash=row["doc_hash"],
         prompt_hash=row["prompt_hash"],
         target_hash=row["target_hash"],

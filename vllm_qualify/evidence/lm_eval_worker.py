@@ -6,7 +6,6 @@ lm-eval's own files into the folder NAME, and then `NAME.done`. It ends with an 
 wrong.
 """
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -14,18 +13,19 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Self
 
 import httpx
-from pydantic import JsonValue
+from pydantic import JsonValue, model_validator
 from ruamel.yaml import YAML
 
 from vllm_qualify.engine.letter_box import write_plain
+from vllm_qualify.evidence import lm_eval_internals as internals
+from vllm_qualify.evidence.members import Member, config_hash, parts_of
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
 from vllm_qualify.recipe.workload import SEEDS, Accuracy
 
@@ -73,11 +73,23 @@ class Tried(Frozen):
 
 
 class TaskReply(Frozen):
-    """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task."""
+    """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task.
+
+    A group has members, whose questions are one list in their order.
+    """
 
     available: int = 0
+    members: tuple[Member, ...] = ()
     problem: str = ""
     remedy: str = ""
+
+    @model_validator(mode="after")
+    def _is_of_its_members(self) -> Self:
+        if self.members and self.available != sum(member.questions for member in self.members):
+            raise ValueError(f"{self.available} questions, where the members have others in all")
+        if len({member.name for member in self.members}) != len(self.members):
+            raise ValueError("a member is there twice")
+        return self
 
 
 def write_whole(path: Path, document: Frozen) -> None:
@@ -98,49 +110,75 @@ def main(letter_box: Path) -> None:
         time.sleep(POLL_S)
 
 
-class _MadeError(Exception):
-    """lm-eval has made the prompts of a task, and must stop there."""
-
-
 class _Worker:
     def __init__(self, job: Job, letter_box: Path) -> None:
         # Import everything that the first block needs while the server loads.
         import lm_eval.evaluator
         import lm_eval.models.openai_completions  # noqa: F401  (imported for its own sake)
-        from lm_eval.tasks import TaskManager
         from lm_eval.utils import setup_logging
 
         setup_logging("INFO")
         self.job, self.letter_box, self.failed, self.seeded_by = job, letter_box, 0, ""
-        # A manager without lm-eval's task names: to know them all, lm-eval reads 14,000 files.
-        self.manager = TaskManager(include_defaults=False)
-        _keep_templates()
+        internals.keep_templates()
         self._seed()
-        self.task = self._load()
-        if job.api == "chat" and not self._generates:
+        self.found = self._find()
+        self.tasks = self._load()
+        self._check_tasks()
+        for task in self.tasks.values():
+            internals.keep_questions(task)
+            internals.keep_prompts(task)
+        self.members: list[Member] = []
+        if self.found.is_group:
+            self._introduce_members()
+        else:
+            self._tell(TaskReply(available=len(self._first.eval_docs)))
+            if self._generates:
+                self._make_prompts()
+
+    @property
+    def _first(self) -> Any:
+        """The task; of a group its first member, for what all of them have in common."""
+        return next(iter(self.tasks.values()))
+
+    def _check_tasks(self) -> None:
+        if self.job.api == "chat" and not self._generates:
             self._refuse(
-                f"lm-eval cannot measure {job.task} by chat: it compares likelihoods, which chat does not give",
+                f"lm-eval cannot measure {self.job.task} by chat: it compares likelihoods, which chat does not give",
                 "set api to completions",
             )
         self._check_sampling()
-        if getattr(self.task, "UNSAFE_CODE", False):
-            self._refuse(f"{job.task} runs code that the model writes on this machine", "choose another task")
-        _keep_questions(self.task)
-        _keep_prompts(self.task)
-        self._tell(TaskReply(available=len(self.task.eval_docs)))
-        if self._generates:
-            self._make_prompts()
+        for name, task in self.tasks.items():
+            if getattr(task, "UNSAFE_CODE", False):
+                self._refuse(f"{name} runs code that the model writes on this machine", "choose another task")
+
+    def _introduce_members(self) -> None:
+        """Tell the members of a group. How they ask is known once lm-eval has made their prompts."""
+        empty = [name for name, task in self.tasks.items() if not len(task.eval_docs)]
+        if empty:
+            problem = f"of the group '{self.job.task}', {', '.join(empty[:8])} has no questions"
+            self._refuse(problem, "give it some, or measure a group of your own in a task_folder, without it")
+        self._make_prompts()
+        self.members = [
+            Member(
+                name=name,
+                questions=len(task.eval_docs),
+                task_version=internals.version_of(task),
+                config_hash=config_hash(internals.record_of(task)),
+                output_type=task.get_config("output_type"),
+            )
+            for name, task in self.tasks.items()
+        ]
+        self._tell(TaskReply(available=sum(member.questions for member in self.members), members=tuple(self.members)))
 
     def _check_sampling(self) -> None:
         if not self.job.is_sampled:
             return
         if not self._generates:
             self._refuse(f"{self.job.task} compares likelihoods, and samples no answers", "leave sampling out")
-        if (repeats := self.task.get_config("repeats") or 1) > 1:
-            # They would have the same prompt and the same seed, and so the same answer.
-            self._refuse(
-                f"{self.job.task} itself asks each question {repeats} times", "leave sampling out: the task has its own"
-            )
+        for name, task in self.tasks.items():
+            if (repeats := task.get_config("repeats") or 1) > 1:
+                # They would have the same prompt and the same seed, and so the same answer.
+                self._refuse(f"{name} itself asks each question {repeats} times", "leave sampling out: the task has its own")
 
     def _seed(self) -> None:
         """Set the seeds as lm-eval does before it loads a task: some tasks shuffle their choices while they load."""
@@ -156,79 +194,86 @@ class _Worker:
         self._tell(TaskReply(problem=problem, remedy=remedy))
         sys.exit(f"{problem}: {remedy}")
 
-    def _load(self) -> Any:
-        path = self._file()
-        if self.job.test:
-            path = self._over_local_questions(path)
-        return next(iter(self.manager.load([str(path)])["tasks"].values()))
-
-    def _file(self) -> Path:
-        """The task's YAML file. One in `task_folder` takes precedence over lm-eval's own."""
-        from lm_eval.tasks import TaskManager
-
+    def _find(self) -> internals.Found:
         task, folder = self.job.task, self.job.task_folder
-        manager = TaskManager(include_path=folder, include_defaults=False)
-        if task not in manager.task_index:
-            if usual := _usual_file(task):
-                return usual
-            manager = TaskManager(include_path=folder)
-        if task not in manager.task_index:
+        try:
+            found = internals.find(task, folder)
+        except internals.UnusableGroupError as error:
+            self._refuse(error.problem, error.remedy)
+        if found is None:
             where = f"lm-eval {metadata.version('lm-eval')}" + (f" and {folder}" if folder else "")
             self._refuse(f"there is no task '{task}' in {where}", "`lm-eval ls tasks` lists lm-eval's")
-        if task not in manager.all_subtasks:
-            members = sorted(set(_members(manager, task)))
-            some = ", ".join(members[:8]) + (f" and {len(members) - 8} others" if len(members) > 8 else "")
-            self._refuse(f"'{task}' is a group of {len(members)} tasks", f"name one or more of its tasks: {some}")
-        return Path(manager.task_index[task].yaml_path)
+        return found
 
-    def _over_local_questions(self, original: Path) -> Path:
-        """Write a task file with local questions. Prompt and filters stay those of lm-eval's task."""
-        path = self.letter_box / "tasks" / f"{self.job.task}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        local = {
-            "include": str(original),
-            "task": self.job.task,
-            "dataset_path": "json",
-            "dataset_name": None,
-            "dataset_kwargs": {"data_files": {"train": str(self.job.shots), "test": str(self.job.test)}},
-        }
-        YAML(typ="safe").dump(local, path)
-        return path
+    def _load(self) -> dict[str, Any]:
+        """The task by its name, or the members of a group by theirs."""
+        if self.job.test:
+            self._use_local_questions()
+        try:
+            return internals.load(self.found, self.job.task)
+        except internals.UnusableGroupError as error:
+            self._refuse(error.problem, error.remedy)
+
+    def _use_local_questions(self) -> None:
+        """Write task files with local questions. Prompts and filters stay those of lm-eval's tasks."""
+        folder = self.letter_box / "tasks"
+        folder.mkdir()
+        for name in self.found.names:
+            entry = self.found.manager.task_index[name]
+            local = {
+                "include": str(entry.yaml_path),
+                "task": name,
+                "dataset_path": "json",
+                "dataset_name": None,
+                "dataset_kwargs": {"data_files": {"train": str(self.job.shots), "test": str(self.job.test)}},
+            }
+            entry.yaml_path = folder / f"{name}.yaml"
+            YAML(typ="safe").dump(local, entry.yaml_path)
 
     def _make_prompts(self) -> None:
-        """Prepare what a block needs without a server: lm-eval begins a block, and is stopped once it has the prompts."""
-        with suppress(_MadeError):
-            self._evaluate([], None)
+        """Prepare what a block needs without a server: lm-eval begins a block of each task, and is stopped at its prompts."""
+        model = self.model if self._generates else internals.model_without_server()
+        for name in self.tasks:
+            with suppress(internals.MadeError):
+                self._evaluate({name: []}, None, model, {})
 
     def measure(self, order: Order, folder: Path) -> None:
         from lm_eval.loggers import EvaluationTracker
 
-        task = self.job.task
         folder.mkdir()
         tracker = EvaluationTracker(output_path=str(folder / "results.json"))
         self.failed, self.seeded_by = 0, order.seeded_by
-        results = self._evaluate(order.questions, tracker)
+        asked = self._by_task(order.questions)
+        results = self._evaluate(asked, tracker, self.model, self.model_args)
         write_whole(folder / TRIED, Tried(failed=self.failed))
         samples = results.pop("samples")
         tracker.save_results_aggregated(results=results, samples=samples)
-        tracker.save_results_samples(task_name=task, samples=samples[task])
+        for name in asked:
+            tracker.save_results_samples(task_name=name, samples=samples[name])
         # lm-eval only logs that it could not save them.
-        if not (any(folder.glob("results_*.json")) and any(folder.glob("samples_*.jsonl"))):
+        if not any(folder.glob("results_*.json")) or len(list(folder.glob("samples_*.jsonl"))) != len(asked):
             sys.exit("lm-eval could not save its results")
 
-    def _evaluate(self, questions: list[int], tracker: Any) -> Any:
-        """Run lm-eval on the questions. Without questions it only makes the prompts, and raises _MadeError."""
+    def _by_task(self, questions: list[int]) -> dict[str, list[int]]:
+        """The questions of each task, in ascending order: lm-eval takes the n-th of them for the task's n-th."""
+        if not self.members:
+            return {self.job.task: sorted(questions)}
+        return {part.member.name: part.questions for part in parts_of(self.members, questions)}
+
+    def _evaluate(self, asked: dict[str, list[int]], tracker: Any, model: Any, model_args: dict[str, Any]) -> Any:
+        """Run lm-eval on questions of some tasks. Without questions it only makes the prompts, and raises MadeError.
+
+        `model_args` are only recorded: the model is built already.
+        """
         from lm_eval import simple_evaluate
 
-        task, seed = self.job.task, self.job.seed
+        seed = self.job.seed
         return simple_evaluate(
-            model=self.model,
-            # lm-eval only records these: the model is built already
-            model_args=self.model_args,
-            tasks=[self.task],
-            task_manager=self.manager,
-            # lm-eval takes the n-th of them for the task's n-th, so they must be in ascending order
-            samples={task: sorted(questions)},
+            model=model,
+            model_args=model_args,
+            tasks=[self.tasks[name] for name in asked],
+            task_manager=self.found.manager,
+            samples=asked,
             num_fewshot=self.job.num_fewshot,
             gen_kwargs=self._gen_kwargs or None,
             system_instruction=self.job.system_prompt,
@@ -245,10 +290,11 @@ class _Worker:
     @property
     def _gen_kwargs(self) -> dict[str, Any]:
         """What goes over the task's own. lm-eval lets a task's own budget go over the model's, which is the recipe's."""
-        own = self.task.get_config("generation_kwargs") or {}
-        named = next((name for name in ("max_tokens", "max_gen_toks") if name in own), None)
-        budget = {named: self.job.max_gen_toks} if named and self.job.max_gen_toks != USUAL_BUDGET else {}
-        return self.job.gen_kwargs | budget
+        if self.job.max_gen_toks == USUAL_BUDGET:
+            return self.job.gen_kwargs
+        own = [task.get_config("generation_kwargs") or {} for task in self.tasks.values()]
+        named = {next((name for name in ("max_tokens", "max_gen_toks") if name in each), None) for each in own}
+        return self.job.gen_kwargs | {name: self.job.max_gen_toks for name in named if name}
 
     @cached_property
     def model(self) -> Any:
@@ -256,45 +302,19 @@ class _Worker:
         from lm_eval.api.registry import get_model
 
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
-        if model.tokenizer is not None:
-            # All choices of a question share its prompt, and each call is a request to the server.
-            model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
-        self._count_failed(model)
+        internals.keep_tokens(model)
+        internals.count_failed(model, self._count)
         if self.job.is_sampled:
-            self._seed_requests(model)
+            internals.seed_requests(model, self._seed_of)
         return model
 
-    def _seed_requests(self, model: Any) -> None:
-        """Give each question a seed of its own, and another one each time that it is asked.
+    def _seed_of(self, messages: Any) -> int:
+        """The seed of a question's answer: one of its own, and another one each time that it is asked."""
+        about = json.dumps([self.job.seed, self.seeded_by, messages]).encode()
+        return int.from_bytes(hashlib.sha256(about).digest()[:8]) % SEEDS
 
-        lm-eval sends one seed with all requests. Then a question would get the same answer again, and what chance does to one
-        question it would do to the others.
-        """
-        make = model._create_payload
-
-        def seeded(messages: Any, **named: Any) -> Any:
-            about = json.dumps([self.job.seed, self.seeded_by, messages]).encode()
-            return make(messages, **named) | {"seed": int.from_bytes(hashlib.sha256(about).digest()[:8]) % SEEDS}
-
-        model._create_payload = seeded
-
-    def _count_failed(self, model: Any) -> None:
-        """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply."""
-        call, call_at_once = model.model_call, model.amodel_call
-
-        def counted(*given: Any, **named: Any) -> Any:
-            self.failed += 1
-            reply = call(*given, **named)
-            self.failed -= 1
-            return reply
-
-        async def counted_at_once(*given: Any, **named: Any) -> Any:
-            self.failed += 1
-            reply = await call_at_once(*given, **named)
-            self.failed -= 1
-            return reply
-
-        model.model_call, model.amodel_call = counted, counted_at_once
+    def _count(self, calls: int) -> None:
+        self.failed += calls
 
     @cached_property
     def model_args(self) -> dict[str, Any]:
@@ -312,7 +332,7 @@ class _Worker:
 
     @property
     def _generates(self) -> bool:
-        return bool(self.task.get_config("output_type") == GENERATES)
+        return bool(self._first.get_config("output_type") == GENERATES)
 
     def _without_tokens(self) -> dict[str, Any]:
         """The server tokenizes, so the worker needs neither torch nor the model's tokenizer."""
@@ -329,64 +349,6 @@ class _Worker:
             )
         reply = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()
         return {"tokenizer_backend": "remote", "tokenized_requests": True, "max_length": reply["max_model_len"]}
-
-
-def _usual_file(task: str) -> Path | None:
-    """lm-eval's own file of a task, if it has the usual name. To search all of lm-eval's files would take 11 s."""
-    import lm_eval.tasks
-
-    path = Path(lm_eval.tasks.__file__).parent / task / f"{task}.yaml"
-    return path if path.is_file() and f"task: {task}" in path.read_text().splitlines() else None
-
-
-def _members(manager: Any, name: str) -> Iterable[str]:
-    entry = manager.task_index.get(name)
-    if entry is None or name in manager.all_subtasks:
-        yield name
-        return
-    listed = (entry.cfg or {}).get("task", []) if name in manager.all_groups else entry.tags
-    for member in listed:
-        named = member if isinstance(member, str) else member.get("task", member.get("group"))
-        if isinstance(named, str):
-            yield from _members(manager, named)
-
-
-def _keep_templates() -> None:
-    """Keep compiled templates: lm-eval compiles a task's templates again for each question, while the server idles."""
-    from lm_eval.utils import env
-
-    env.from_string = lru_cache(maxsize=256)(env.from_string)
-
-
-def _keep_questions(task: Any) -> None:
-    """Keep the questions: some tasks prepare them again, with shuffled choices, at each access."""
-    questions = task.eval_docs
-    setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
-
-
-def _keep_prompts(task: Any) -> None:
-    """Give each question the prompt that it has when lm-eval asks the whole task.
-
-    lm-eval draws the examples of the prompts one after another. If it drew them for one block alone, they would depend on the
-    block.
-    """
-    build = task.build_all_requests
-    whole: dict[int, list[Any]] = {}
-
-    def build_block(*, samples: list[int], **others: Any) -> None:
-        if not whole:
-            build(samples=None, **others)
-            for request in task.instances:
-                whole.setdefault(request.doc_id, []).append(request)
-        if not samples:
-            raise _MadeError
-        task._instances = [
-            dataclasses.replace(request, metadata=(request.task_name, place, request.repeats), resps=[], filtered_resps={})
-            for place, question in enumerate(samples)
-            for request in whole[question]
-        ]
-
-    task.build_all_requests = build_block
 
 
 if __name__ == "__main__":

@@ -57,14 +57,15 @@ def answered_passages(plan: CellPlan, evidence: Path) -> list[Passage]:
 
 def _of_task(folder: Path, task: str) -> list[Passage]:
     """One answer to each question, in the order of their digests: any first ones of them are a random draw."""
-    by_question: dict[int, Passage] = {}
+    # A group's members each have a file of samples, with numbers of their own.
+    by_question: dict[tuple[str, int], Passage] = {}
     for path in sorted(folder.glob("r1-b*/samples_*.jsonl")):
         # `splitlines` would also split at characters that replies may contain.
         for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
             row = json.loads(line)
             passage = _passage(task, row)
             if passage is not None:
-                by_question.setdefault(row["doc_id"], passage)
+                by_question.setdefault((path.name.rpartition("_")[0], row["doc_id"]), passage)
     return sorted(by_question.values(), key=lambda passage: passage.identity.digest)
 
 

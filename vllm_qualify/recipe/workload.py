@@ -50,7 +50,8 @@ class Accuracy(Frozen):
 
     task: TaskName = Field(
         default="gsm8k",
-        description="a task of lm-eval, or of a YAML file in `task_folder`. Groups like mmlu are named task by task",
+        description="a task or a group of tasks of lm-eval, or of a YAML file in `task_folder`. A group has one score, over all"
+        " its questions",
     )
     api: Literal["completions", "chat"] = Field(
         default="completions",

@@ -1,0 +1,274 @@
+"""What the worker changes inside lm-eval, or reads of it beside its documented interface.
+
+A new version of lm-eval may move any of it. `tests/evidence/contract/test_lm_eval_internals.py` names what moved.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vllm_qualify.evidence.members import is_task_name
+
+# Groups in groups; lm-eval has three levels.
+DEEPEST = 10
+
+
+class MadeError(Exception):
+    """lm-eval has made the prompts of a task, and must stop there."""
+
+
+class UnusableGroupError(Exception):
+    """A group that cannot be one task: why, and the remedy."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
+
+
+class Found(NamedTuple):
+    """lm-eval's manager of task files, the names of a group's or a tag's members or that of the task, and which it is."""
+
+    manager: Any
+    names: list[str]
+    is_group: bool
+
+
+def find(task: str, folder: Path | None) -> Found | None:
+    """Where lm-eval has a task, None if it has none. A file in `folder` takes precedence over lm-eval's own.
+
+    Raises UnusableGroupError if a group names tasks that are not there.
+    """
+    for manager, is_all in _managers(task, folder):
+        if task not in manager.task_index:
+            continue
+        if task in manager.all_subtasks:
+            return Found(manager, [task], is_group=False)
+        names, tags = _members(manager, task)
+        missing = [name for name in names if name not in manager.all_subtasks]
+        # Other files may have more tasks of a tag.
+        if is_all or not (missing or tags):
+            _check_members(task, names, missing)
+            return Found(manager, names, is_group=True)
+    return None
+
+
+def _managers(task: str, folder: Path | None) -> Iterator[tuple[Any, bool]]:
+    """Managers of ever more files, and whether it has all. To read all of lm-eval's 14,000 takes 11 s."""
+    from lm_eval.tasks import TaskManager
+
+    names = [task]
+    if folder:
+        own = TaskManager(include_path=folder, include_defaults=False)
+        yield own, False
+        if task in own.all_groups:
+            names += _members(own, task)[0]
+    if usual := sorted({path for path in map(_usual_folder, names) if path}):
+        yield TaskManager(include_path=[*usual, *([folder] if folder else [])], include_defaults=False), False
+    yield TaskManager(include_path=folder), True
+
+
+def _usual_folder(task: str) -> Path | None:
+    """lm-eval's folder with the longest name with which the task's begins, as gsm8k for gsm8k_cot, and aime for aime25."""
+    import lm_eval.tasks
+
+    words = task.split("_")
+    folder = Path(lm_eval.tasks.__file__).parent
+    begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    names = (name for begin in begins for name in (begin, begin.rstrip("0123456789")) if name)
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _members(manager: Any, group: str) -> tuple[list[str], bool]:
+    """The names of the tasks in a group, in groups in it, and so on; and whether one of them comes by a tag."""
+    names: list[str] = []
+    tags = False
+
+    def add(item: Any, depth: int) -> None:
+        nonlocal tags
+        if depth > DEEPEST:
+            raise UnusableGroupError(
+                f"the groups in '{group}' are nested more than {DEEPEST} deep", "name its tasks themselves"
+            )
+        if isinstance(item, dict) and "group" in item and item["group"] not in manager.task_index:
+            for inner in _listed(item):
+                add(inner, depth + 1)
+            return
+        name = item.get("group", item.get("task")) if isinstance(item, dict) else item
+        entry = manager.task_index.get(name) if isinstance(name, str) else None
+        if entry is None or name in manager.all_subtasks:
+            names.append(str(name))
+            return
+        tags = tags or name in manager.all_tags
+        for inner in _listed(entry.cfg or {}) if name in manager.all_groups else sorted(entry.tags):
+            add(inner, depth + 1)
+
+    add(group, 0)
+    return names, tags
+
+
+def _listed(config: dict[str, Any]) -> list[Any]:
+    listed = config.get("task")
+    return listed if isinstance(listed, list) else []
+
+
+def _check_members(group: str, names: list[str], missing: list[str]) -> None:
+    if missing:
+        raise UnusableGroupError(
+            f"the group '{group}' names {missing[0]}, which is no task", "correct its name, or give it a file of its own"
+        )
+    if odd := next((name for name in names if not is_task_name(name)), None):
+        raise UnusableGroupError(f"the group '{group}' names {odd!r}", "name tasks by letters, digits, '.', '_' and '-'")
+    if not names:
+        raise UnusableGroupError(f"the group '{group}' has no tasks", "name them in the group's file")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UnusableGroupError(f"the group '{group}' has {twice} twice", "name each task once")
+
+
+def load(found: Found, task: str) -> dict[str, Any]:
+    """The task, or all members of the group in the order of their names.
+
+    Raises UnusableGroupError unless the group's score can be the mean over all its questions.
+    """
+    loaded = found.manager.load([task])
+    tasks = dict(sorted(loaded["tasks"].items()))
+    if found.is_group:
+        _check_mean(loaded["groups"].get(task))
+        for what, of in (("metrics", _metrics), ("filters", _filters), ("kinds of output", _output_type)):
+            _check_same(task, tasks, what, of)
+    return tasks
+
+
+def _check_mean(group: Any) -> None:
+    """Check that lm-eval's own score of the group, if it has one, is the mean over all questions."""
+    for each in (group.aggregate_metric_list if group else None) or []:
+        if each.aggregation != "mean" or not each.weight_by_size:
+            raise UnusableGroupError(
+                f"the group '{group.name}' does not score by the mean over all its questions: its {each.metric} has"
+                f" aggregation {each.aggregation} and weight_by_size {str(each.weight_by_size).lower()}",
+                "measure its tasks one by one, or write a group of your own into a task_folder",
+            )
+
+
+def _check_same(group: str, tasks: dict[str, Any], what: str, of: Callable[[Any], list[str]]) -> None:
+    (first, wanted), *others = ((name, of(task)) for name, task in tasks.items())
+    for name, found in others:
+        if found != wanted:
+            raise UnusableGroupError(
+                f"the tasks of '{group}' have no score in common: {first} has the {what} {', '.join(wanted)},"
+                f" and {name} {', '.join(found)}",
+                "measure those that are alike as one group, in a file of your own in a task_folder",
+            )
+
+
+def _metrics(task: Any) -> list[str]:
+    return sorted(task.aggregation())
+
+
+def _filters(task: Any) -> list[str]:
+    return sorted(each.name for each in task._filters)
+
+
+def _output_type(task: Any) -> list[str]:
+    return [str(task.get_config("output_type"))]
+
+
+def record_of(task: Any) -> dict[str, Any]:
+    """The task's configuration as lm-eval writes it into its results."""
+    from lm_eval.utils import handle_non_serializable
+
+    record: dict[str, Any] = json.loads(json.dumps(dict(task.dump_config()), default=handle_non_serializable))
+    return record
+
+
+def version_of(task: Any) -> str:
+    return str(task.VERSION)
+
+
+def keep_templates() -> None:
+    """Keep compiled templates: lm-eval compiles a task's templates again for each question, while the server idles."""
+    from lm_eval.utils import env
+
+    env.from_string = lru_cache(maxsize=256)(env.from_string)
+
+
+def keep_questions(task: Any) -> None:
+    """Keep the questions: some tasks prepare them again, with shuffled choices, at each access."""
+    questions = task.eval_docs
+    setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
+
+
+def keep_prompts(task: Any) -> None:
+    """Give each question the prompt that it has when lm-eval asks the whole task. Without questions it raises MadeError.
+
+    lm-eval draws the examples of the prompts one after another. If it drew them for one block alone, they would depend on the
+    block.
+    """
+    build = task.build_all_requests
+    whole: dict[int, list[Any]] = {}
+
+    def build_block(*, samples: list[int], **others: Any) -> None:
+        if not whole:
+            build(samples=None, **others)
+            for request in task.instances:
+                whole.setdefault(request.doc_id, []).append(request)
+        if not samples:
+            raise MadeError
+        task._instances = [
+            dataclasses.replace(request, metadata=(request.task_name, place, request.repeats), resps=[], filtered_resps={})
+            for place, question in enumerate(samples)
+            for request in whole[question]
+        ]
+
+    task.build_all_requests = build_block
+
+
+def model_without_server() -> Any:
+    """A model of lm-eval that answers nothing of use: for prompts that no server is needed to make."""
+    from lm_eval.api.registry import get_model
+
+    return get_model("dummy")()
+
+
+def keep_tokens(model: Any) -> None:
+    """Keep the tokens of prompts: all choices of a question share its prompt, and each call is a request to the server."""
+    if model.tokenizer is not None:
+        model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
+
+
+def seed_requests(model: Any, seed_of: Callable[[Any], int]) -> None:
+    """Give each request the seed that `seed_of` finds for its prompt.
+
+    lm-eval sends one seed with all requests. Then a question would get the same answer again, and what chance does to one
+    question it would do to the others.
+    """
+    make = model._create_payload
+
+    def seeded(messages: Any, **named: Any) -> Any:
+        return make(messages, **named) | {"seed": seed_of(messages)}
+
+    model._create_payload = seeded
+
+
+def count_failed(model: Any, count: Callable[[int], None]) -> None:
+    """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply.
+
+    `count` gets 1 when a call begins, and -1 when it returns.
+    """
+    call, call_at_once = model.model_call, model.amodel_call
+
+    def counted(*given: Any, **named: Any) -> Any:
+        count(1)
+        reply = call(*given, **named)
+        count(-1)
+        return reply
+
+    async def counted_at_once(*given: Any, **named: Any) -> Any:
+        count(1)
+        reply = await call_at_once(*given, **named)
+        count(-1)
+        return reply
+
+    model.model_call, model.amodel_call = counted, counted_at_once
