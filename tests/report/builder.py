@@ -290,7 +290,7 @@ def crowded_report() -> Report:
     return report.model_copy(update={"details": details})
 
 
-def largest_report() -> Report:
+def largest_report(most_flips: int = MOST_FLIPS, characters: int = MOST_CHARACTERS) -> Report:
     """As many questions as MMLU-Pro has, in its 14 topics, one of 20 flipped; answers as long as a reasoning model's.
 
     The words are drawn: 60 of a question, 1,200 of thinking and 120 of the answer. In two answers one word of 15 differs.
@@ -298,7 +298,7 @@ def largest_report() -> Report:
     rng = random.Random(24)
     count, every, topics = 12_032, 20, [f"topic {place}" for place in range(14)]
     flipped = range(0, count, every)
-    flips = [_long_flip(rng, number) for number in [*flipped[::2], *flipped[1::2]][:MOST_FLIPS]]
+    flips = [_long_flip(rng, number, characters) for number in [*flipped[::2], *flipped[1::2]][:most_flips]]
     lost = set(flipped[::2])
     scored = ScoredQuestions(
         task="mmlu_pro",
@@ -319,11 +319,11 @@ def largest_report() -> Report:
     return report.model_copy(update={"details": report.details.model_copy(update={"questions": [scored]})})
 
 
-def _long_flip(rng: random.Random, number: int) -> Flip:
+def _long_flip(rng: random.Random, number: int, characters: int) -> Flip:
     theirs = _drawn(rng, 120)
     ours = [rng.choice(WORDS) if rng.random() < 1 / 15 else word for word in theirs]
     asked, target, *answers = (Excerpt(text=" ".join(each)) for each in (_drawn(rng, 60), _drawn(rng, 20), theirs, ours))
-    thinking = [_begin(" ".join(_drawn(rng, 1200))) for _ in range(2)]
+    thinking = [_begin(" ".join(_drawn(rng, 1200)), characters) for _ in range(2)]
     return Flip(
         question=number,
         asked=asked,
@@ -339,8 +339,8 @@ def _drawn(rng: random.Random, words: int) -> list[str]:
     return [rng.choice(WORDS) for _ in range(words)]
 
 
-def _begin(text: str) -> Excerpt:
-    return Excerpt(text=text[:MOST_CHARACTERS], cut=max(0, len(text) - MOST_CHARACTERS))
+def _begin(text: str, most: int) -> Excerpt:
+    return Excerpt(text=text[:most], cut=max(0, len(text) - most))
 
 
 def _slo_rows() -> list[Measurement]:

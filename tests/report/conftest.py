@@ -12,8 +12,10 @@ from tests.report.builder import (
     page_link,
     passed_report,
 )
+from vllm_qualify.report import page
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.page import render_page
+from vllm_qualify.report.page import WORDS, render_page, render_words
+from vllm_qualify.report.questions import ALL_CHARACTERS, ALL_FLIPS
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +66,12 @@ def crowded_page() -> str:
 @pytest.fixture(scope="session")
 def largest_page() -> str:
     return render_page(largest_report(), page_link)
+
+
+@pytest.fixture(scope="session")
+def words_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of all words beside the largest page: those of 602 questions. Reading them of evidence has tests of its own."""
+    every = largest_report(ALL_FLIPS, ALL_CHARACTERS).details.questions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "all_words", lambda *_: every)
+        return render_words(largest_report(), tmp_path_factory.mktemp("evidence"))[WORDS]

@@ -10,18 +10,23 @@ from pydantic import ValidationError
 
 from tests.evidence.test_answers import CAPTURED, change_samples
 from tests.evidence.test_answers import PLAN as TASK
+from tests.html import Reader
 from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
 from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, hashed, right_but
-from tests.report.builder import compared_report, passed_report
+from tests.report.builder import SCRIPT, compared_report, passed_report
 from vllm_qualify.evidence.answers import read_answers, write
 from vllm_qualify.judge.compare import answers_path
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import questions as room
-from vllm_qualify.report.details import details_of
-from vllm_qualify.report.model import read_report
+from vllm_qualify.report.details import Details, details_of
+from vllm_qualify.report.model import Report, read_report
+from vllm_qualify.report.page import render_page, render_words
 from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, Excerpt, ScoredQuestions, questions, way
+from vllm_qualify.runs.folder import Run
+from vllm_qualify.runs.publishing import publish_run
 
 AGAINST = cell_plan([loss_gate()])
 LOST, GAINED = ASKED[3], ASKED[5]
@@ -284,6 +289,40 @@ def test_of_too_many_questions_those_that_flipped_stay(evidence: Path, monkeypat
     scored = compared(evidence)
     assert (len(scored.numbers), scored.asked) == (4, len(ASKED))
     assert {LOST, GAINED} < set(scored.numbers)
+
+
+def few_words(plan: CellPlan, evidence: Path) -> Report:
+    details = Details(questions=questions(plan, evidence))
+    return passed_report().model_copy(update={"plan": plan, "stages": [], "details": details})
+
+
+def test_words_that_have_no_room_are_on_a_page_of_their_own(
+    evidence: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It lies beside the report's page, in the run's folder and in the store, and the report's page leads to it."""
+    change_words(evidence, LOST, resps=[["a" * MOST_CHARACTERS + SCRIPT]])
+    monkeypatch.setattr(room, "MOST_FLIPS", 1)
+    report, run = few_words(AGAINST, evidence), Run(folder=tmp_path)
+    run.save_report(report)
+    store = open_store(f"file://{tmp_path}/store")
+    published = publish_run(report, run, store)
+    for folder in (tmp_path, Path(published.page).parent):
+        page, more = (Reader((folder / name).read_text()) for name in ("report.html", "questions.html"))
+        assert f"questions.html#question-gsm8k-{GAINED}" in page.having("href")
+        assert f"#question-gsm8k-{LOST}" in page.having("href")
+        assert {f"question-gsm8k-{number}" for number in (LOST, GAINED)} < set(more.having("id"))
+        assert SCRIPT in more.text
+        assert "script" not in {tag for tag, _ in more.elements}
+        policies = [Reader.having(each, "content") for each in (page, more)]
+        assert policies[0] == policies[1]
+    stored = {each["key"] for each in json.loads(Path(published.manifest).read_text())["objects"]}
+    assert f"{report.prefix}/questions.html" in stored
+
+
+def test_where_all_words_have_room_there_is_no_second_page(evidence: Path) -> None:
+    report = few_words(AGAINST, evidence)
+    assert render_words(report, evidence) == {}
+    assert "questions.html" not in render_page(report, lambda file: file.path)
 
 
 def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:

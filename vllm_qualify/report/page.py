@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +22,12 @@ from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.question_blocks import questions_sections
+from vllm_qualify.report.questions import ScoredQuestions, all_words, has_more_words
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
 
+# The page with more words of questions, beside the report's.
+WORDS = "questions.html"
 LINKABLE = ("", "file", "http", "https", "s3")
 TITLES = {
     "course": "The server during the load",
@@ -67,6 +71,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
     rows = words.gate_rows(report.judgement)
     return _template().render(
         report=report,
+        is_apart=False,
         plan=report.plan,
         release=report.plan.cell.release,
         gates=list(zip(rows, words.fold_repeats([row.because for row in rows]), strict=True)),
@@ -92,8 +97,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         changes=changes_of(report),
         why_no_changes=why_none(report.plan),
         drift=report.details.drift,
-        questions=questions_sections(report.details.questions),
-        most_topics=max((len(scored.topics) for scored in report.details.questions), default=0),
+        **_questions(report.details.questions, WORDS if has_more_words(report.details.questions) else ""),
         strips=points.strips(report),
         latencies=points.latency_rows(report),
         percentiles=points.PERCENTILES,
@@ -102,6 +106,25 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         window=points.window(report),
         **_details(report),
     )
+
+
+def render_words(report: Report, evidence: Path) -> dict[str, str]:
+    """The page of the words that have no room on the page of `report`, by its name; nothing if there are none.
+
+    It is made of the run's evidence, and lies beside the report's page. Its policy is the same.
+    """
+    if not has_more_words(report.details.questions):
+        return {}
+    found = _questions(all_words(report.plan, evidence))
+    return {WORDS: _words_template().render(report=report, plan=report.plan, is_apart=True, **found)}
+
+
+def _questions(tasks: Sequence[ScoredQuestions], more: str = "") -> dict[str, Any]:
+    return {
+        "questions": questions_sections(tasks, more),
+        "more": more,
+        "most_topics": max((len(scored.topics) for scored in tasks), default=0),
+    }
 
 
 def _details(report: Report) -> dict[str, Any]:
@@ -134,6 +157,11 @@ def _swept(report: Report) -> sections.SweepSection | None:
 @cache
 def _template() -> Template:
     return template(__package__, "page.html.jinja", TITLES=TITLES, drawing=DRAWING, strip=STRIP)
+
+
+@cache
+def _words_template() -> Template:
+    return template(__package__, "words.html.jinja")
 
 
 def _absent(report: Report) -> list[Stage]:

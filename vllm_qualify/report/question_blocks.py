@@ -11,7 +11,7 @@ from vllm_qualify.report.replies import Pieces, difference
 
 EMPTY = "empty"
 NOT_KEPT = "its words are not in this run's evidence"
-TOO_DIFFERENT = "The two answers have too little in common to mark what differs."
+NOT_MARKED = "What differs is not marked: the two answers have too little in common, or are too long."
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FlipBlock:
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """One question in the list. `anchor` names it in an address; `leads_to` is that of its words, if they are on the page."""
+    """One question in the list. `anchor` names it in an address; `leads_to` is the address of its words, if there are any."""
 
     number: int
     anchor: str
@@ -71,14 +71,16 @@ class QuestionsSection:
     left_out: int
 
 
-def questions_sections(tasks: Sequence[ScoredQuestions]) -> list[QuestionsSection]:
-    """Each task's questions, by filter. Addresses name the first filter's questions by the task alone."""
+def questions_sections(tasks: Sequence[ScoredQuestions], more: str = "") -> list[QuestionsSection]:
+    """Each task's questions, by filter. Addresses name the first filter's questions by the task alone.
+
+    `more` is the address of a page with the words of more questions, if there is one.
+    """
     named: dict[str, ScoredQuestions] = {}
     for scored in tasks:
         named.setdefault(scored.task, scored)
-    return [
-        _section(scored, scored.task if named[scored.task] is scored else f"{scored.task}-{scored.filter}") for scored in tasks
-    ]
+    names = [scored.task if named[scored.task] is scored else f"{scored.task}-{scored.filter}" for scored in tasks]
+    return [_section(scored, name, more) for scored, name in zip(tasks, names, strict=True)]
 
 
 def anchor_of(name: str, number: int) -> str:
@@ -91,7 +93,7 @@ def topic_class(place: int | None) -> str:
     return "" if place is None else f"t{place}"
 
 
-def _section(scored: ScoredQuestions, name: str) -> QuestionsSection:
+def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
     ways = scored.ways
     theirs = scored.theirs or [None] * len(scored.ours)
     scores = dict(zip(scored.numbers, zip(scored.ours, theirs, strict=True), strict=True))
@@ -101,7 +103,12 @@ def _section(scored: ScoredQuestions, name: str) -> QuestionsSection:
         for flip in scored.flips
         if (way := ways.get(flip.question))
     ]
-    shown = {flip.number: flip.anchor for flip in flips}
+    shown = {flip.number for flip in flips}
+
+    def leads_to(number: int) -> str:
+        elsewhere = bool(more and ways[number] and number not in shown)
+        return f"{more if elsewhere else ''}#{anchor_of(name, number)}" if elsewhere or number in shown else ""
+
     return QuestionsSection(
         title=label_of(scored.metric, scored.task, scored.filter, against_baseline=False),
         scored=scored,
@@ -110,7 +117,7 @@ def _section(scored: ScoredQuestions, name: str) -> QuestionsSection:
             QuestionRow(
                 number=number,
                 anchor="" if number in shown else anchor_of(name, number),
-                leads_to=shown.get(number, ""),
+                leads_to=leads_to(number),
                 way=ways[number] or "",
                 topic=topic_class(about[number]),
                 ours=_score(scores[number][0]),
@@ -137,7 +144,7 @@ def _flip(flip: Flip, way: Way, anchor: str, topic: str, scores: tuple[float | N
         asked=[_text("Question", flip.asked), _text("Expected", flip.target)],
         theirs=_answer(f"Baseline: {theirs}", flip.theirs, flip.their_thinking, before),
         ours=_answer(f"This run: {ours}", flip.ours, flip.our_thinking, now),
-        note=TOO_DIFFERENT if is_noise else "",
+        note=NOT_MARKED if is_noise else "",
     )
 
 

@@ -23,6 +23,8 @@ from vllm_qualify.secrets import plain
 
 # With these limits a page, with all its text, opens in under two seconds and stays below 5 MB.
 MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 24_000
+# The limits of the page of its own that the words get if they are more.
+ALL_FLIPS, ALL_CHARACTERS, ALL_BYTES = 2000, 20_000, 10_000_000
 # MMLU has 57 topics. A task with more of them has none to choose from.
 MOST_TOPICS, MOST_TOPIC_CHARACTERS = 100, 100
 # A question counts as right if more than this share of its answers was right.
@@ -56,10 +58,14 @@ class Flip(Frozen):
     our_thinking: Excerpt | None = None
 
     @property
+    def texts(self) -> list[Excerpt]:
+        texts = (self.asked, self.target, self.theirs, self.ours, self.their_thinking, self.our_thinking)
+        return [each for each in texts if each]
+
+    @property
     def bytes(self) -> int:
         """The size of its text as written on a page."""
-        excerpts = (self.asked, self.target, self.theirs, self.ours, self.their_thinking, self.our_thinking)
-        return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in excerpts if each)
+        return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in self.texts)
 
 
 class ScoredQuestions(Frozen):
@@ -121,23 +127,41 @@ def is_right(score: float) -> bool:
 
 def questions(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
     """The questions of each task with a gate, by that gate's filter. Unreadable ones are left out: the measurements say why."""
+    return _all_tasks(plan, evidence, _Room(MOST_FLIPS, MOST_BYTES, MOST_QUESTIONS, MOST_CHARACTERS))
+
+
+def all_words(plan: CellPlan, evidence: Path) -> list[ScoredQuestions]:
+    """As `questions`, with the words of more questions that flipped, and more of each text."""
+    return _all_tasks(plan, evidence, _Room(ALL_FLIPS, ALL_BYTES, MOST_QUESTIONS, ALL_CHARACTERS))
+
+
+def has_more_words(tasks: Iterable[ScoredQuestions]) -> bool:
+    """Whether `questions` left out words that `all_words` may have."""
+    return any(len(each.flips) < each.flipped or any(text.cut for flip in each.flips for text in flip.texts) for each in tasks)
+
+
+class _Room(NamedTuple):
+    """The room for the questions of all tasks, or of one filter. Each text has at most so many `characters`."""
+
+    flips: int
+    bytes: int
+    questions: int
+    characters: int
+
+    def shared_by(self, count: int) -> "_Room":
+        return _Room(self.flips // count, self.bytes // count, self.questions // count, self.characters)
+
+
+def _all_tasks(plan: CellPlan, evidence: Path, whole: _Room) -> list[ScoredQuestions]:
     wanted = [(task, key) for task in plan.accuracy for key in _keys(plan, task)]
     tasks = []
     for task, key in wanted:
-        room = _Room(MOST_FLIPS // len(wanted), MOST_BYTES // len(wanted), MOST_QUESTIONS // len(wanted))
+        room = whole.shared_by(len(wanted))
         try:
             tasks.append(_questions(plan, evidence, task, key, room))
         except UNUSABLE:
             continue
     return tasks
-
-
-class _Room(NamedTuple):
-    """The room for the questions of one filter."""
-
-    flips: int
-    bytes: int
-    questions: int
 
 
 def _keys(plan: CellPlan, task: TaskPlan) -> list[ScoreKey]:
@@ -155,7 +179,8 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
     ours, theirs = _means(here, name), _means(there, name)
     ways = {number: way(score, theirs.get(number)) for number, score in ours.items()}
     flipped = sorted((number for number in ours if ways[number]), key=lambda number: _order(number, ways, ours, theirs))
-    flips = _flips(flipped[: room.flips], _Side(folder, here, ours), _Side(_their_folder(evidence, task), there, theirs), name)
+    sides = (_Side(folder, here, ours), _Side(_their_folder(evidence, task), there, theirs))
+    flips = _flips(flipped[: room.flips], *sides, name, room.characters)
     kept = _within(flips, room.bytes)
     numbers = _kept_numbers(ours, flipped, room.questions)
     counted = list(ways.values())
@@ -265,12 +290,13 @@ class _Side(NamedTuple):
         return self.folder / path, int(line)
 
 
-def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str) -> list[Flip]:
+def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str, most: int) -> list[Flip]:
     answers = {number: (ours.telling(number, name), theirs.telling(number, name)) for number in numbers}
     here = _rows([ours.place(mine) for mine, _ in answers.values()])
     there = _rows([theirs.place(their) for _, their in answers.values()])
     return [
-        _flip(number, here.get(ours.place(mine)), there.get(theirs.place(their))) for number, (mine, their) in answers.items()
+        _flip(number, here.get(ours.place(mine)), there.get(theirs.place(their)), most)
+        for number, (mine, their) in answers.items()
     ]
 
 
@@ -292,14 +318,14 @@ def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]
         yield from ((number, json.loads(text)) for number, text in enumerate(file, start=1) if number in lines)
 
 
-def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> Flip:
+def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | None, most: int) -> Flip:
     row = ours or theirs
-    their_thinking, their_answer = _said(theirs)
-    our_thinking, our_answer = _said(ours)
+    their_thinking, their_answer = _said(theirs, most)
+    our_thinking, our_answer = _said(ours, most)
     return Flip(
         question=number,
-        asked=_asked(row) if row else None,
-        target=_begin(_text(row.get("target"))) if row else None,
+        asked=_asked(row, most) if row else None,
+        target=_begin(_text(row.get("target")), most) if row else None,
         theirs=their_answer,
         ours=our_answer,
         their_thinking=their_thinking,
@@ -307,22 +333,22 @@ def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | Non
     )
 
 
-def _said(row: dict[str, Any] | None) -> tuple[Excerpt | None, Excerpt | None]:
+def _said(row: dict[str, Any] | None, most: int) -> tuple[Excerpt | None, Excerpt | None]:
     """What was thought, and the answer."""
     if row is None:
         return None, None
     reply = apart(_reply(row))
-    return None if reply.thinking is None else _begin(reply.thinking), _begin(reply.answer)
+    return None if reply.thinking is None else _begin(reply.thinking, most), _begin(reply.answer, most)
 
 
-def _asked(row: dict[str, Any]) -> Excerpt:
+def _asked(row: dict[str, Any], most: int) -> Excerpt:
     """The question alone if the task has it; else the end of the prompt, where it follows the examples."""
     document = row.get("doc")
     question = document.get("question") if isinstance(document, dict) else None
     if isinstance(question, str):
-        return _begin(question)
+        return _begin(question, most)
     prompt = _text(row["arguments"]["gen_args_0"]["arg_0"])
-    return _excerpt(prompt[-MOST_CHARACTERS:], prompt)
+    return _excerpt(prompt[-most:], prompt)
 
 
 def _reply(row: dict[str, Any]) -> str:
@@ -337,8 +363,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _begin(text: str) -> Excerpt:
-    return _excerpt(text[:MOST_CHARACTERS], text)
+def _begin(text: str, most: int) -> Excerpt:
+    return _excerpt(text[:most], text)
 
 
 def _excerpt(part: str, whole: str) -> Excerpt:

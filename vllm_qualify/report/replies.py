@@ -10,6 +10,8 @@ OPENS, CLOSES = "<think>", "</think>"
 TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 # Of texts that are less alike, the marks would be noise. It is SequenceMatcher's ratio, and the limit is our choice.
 LEAST_ALIKE = 0.3
+# Comparing takes quadratic time: at this length some milliseconds, whatever the texts are.
+MOST_TOKENS = 1200
 
 Pieces = list[tuple[str, bool]]
 """A text in pieces, each with whether it differs from the other text."""
@@ -34,10 +36,10 @@ def apart(text: str) -> Reply:
 
 
 def difference(theirs: str, ours: str) -> tuple[Pieces, Pieces] | None:
-    """Both texts in pieces; None if they are too different to mark what differs. Equal texts differ nowhere."""
+    """Both texts in pieces; None if they are too different or too long to mark what differs. Equal texts differ nowhere."""
     before, now = TOKEN.findall(theirs), TOKEN.findall(ours)
     matcher = SequenceMatcher(None, before, now)
-    if matcher.ratio() < LEAST_ALIKE:
+    if max(len(before), len(now)) > MOST_TOKENS or matcher.ratio() < LEAST_ALIKE:
         return None
     pieces: tuple[Pieces, Pieces] = [], []
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():

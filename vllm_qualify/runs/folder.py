@@ -12,7 +12,7 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import STAGES, Stage
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
-from vllm_qualify.report.page import render_page
+from vllm_qualify.report.page import render_page, render_words
 from vllm_qualify.runs.home import runs_folder
 from vllm_qualify.secrets import redact
 
@@ -63,6 +63,8 @@ class Run(Frozen):
     def save_report(self, report: Report) -> None:
         write_text(self.folder / "report.json", report.model_dump_json(indent=2))
         write_text(self.folder / "report.html", render_page(report, lambda file: f"evidence/{file.path}"))
+        for name, page in render_words(report, self.evidence).items():
+            write_text(self.folder / name, page)
 
 
 def _read(kind: type[F], file: Path) -> F:

@@ -34,7 +34,7 @@ from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.page import render_page
+from vllm_qualify.report.page import render_page, render_words
 from vllm_qualify.runs.folder import DATA_DOCS, Run
 from vllm_qualify.secrets import redact
 
@@ -61,6 +61,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         "report.json": redact(report.model_dump_json(indent=2)).encode(),
         "report.html": redact(render_page(report, _link_in_store(report))).encode(),
     }
+    documents |= {name: redact(page).encode() for name, page in render_words(report, run.evidence).items()}
     documents |= {
         f"{DATA_DOCS}/{path.relative_to(run.data_docs).as_posix()}": path.read_bytes()
         for path in sorted(run.data_docs.rglob("*"))
