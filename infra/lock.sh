@@ -29,6 +29,7 @@ bootstrap_uv
 torch_wheel
 # What runs in production, and what installs the project there.
 lock orchestrator.txt pyproject.toml --group build --constraint infra/requirements/constraints.in "$@"
-lock development.txt --group pyproject.toml:dev --constraint infra/requirements/orchestrator.txt "$@"
+lock development.txt --group pyproject.toml:dev --constraint infra/requirements/orchestrator.txt \
+  --override infra/requirements/development-without.txt "$@"
 lock engine.txt infra/requirements/engine.in --override infra/requirements/engine-without.txt --find-links .wheels "$@"
 with_every_hash_of_torch

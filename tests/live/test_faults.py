@@ -42,7 +42,7 @@ def approvals(home: Path) -> list[str]:
 def test_a_server_killed_between_two_stages_is_never_approved(
     moment: str, tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = {} if moment in ("before:load", "after:load") else stand_in_for(document, tmp_path)
+    environment = {} if moment == "after:load" else stand_in_for(document, tmp_path)
     done = run(home, sys.executable, driver.__file__, moment, "run", recipe(document, tmp_path), **environment)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "error (the operator must act): serve: the server was ended by signal 9" in done.stderr
@@ -57,7 +57,7 @@ def test_a_server_killed_between_two_stages_is_never_approved(
 
 
 def stand_in_for(document: Document, folder: Path) -> dict[str, str]:
-    """A stand-in is killed in the first stages as well as a real server, and is up half a minute sooner."""
+    """A stand-in is killed before the load as well as a real server, and is up half a minute sooner."""
     document["variants"]["bf16"]["smoke_golden"] = " It is 7."
     return {"VLLM_QUALIFY_ENGINE": str(make_engine(folder / "engine"))}
 
