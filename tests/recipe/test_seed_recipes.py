@@ -131,7 +131,9 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
     for gpu_type, serving in recipe(name).gpu_types.items():
         of_llama = {"h200": ["single-stream", "drafted"], "b200": ["guide"], "gb200": ["guide"]}.get(gpu_type, [])
-        others = [*of_llama, *([] if gpu_type == "gb200" else ["latency-8"])] if name == "llama-3.3-70b" else []
+        # A tray of GB200s has four GPUs, and only the guides of the Llamas have a latency profile for eight.
+        on_eight = ["latency-8"] if name.startswith("llama") and gpu_type != "gb200" else []
+        others = [*(of_llama if name == "llama-3.3-70b" else []), *on_eight]
         assert set(serving.profiles) == {"throughput", "balanced", "latency", *others}
 
 
