@@ -192,7 +192,7 @@ class _Asking:
         (folder / accuracy.AFTER).write_text(PAGE.format(answered=count, prompt_tok=0, generation_tok=0))
 
 
-def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress) -> _Asking:
+def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress, ___: int) -> _Asking:
     folder.mkdir(parents=True)
     (folder / TASK).write_text(TaskReply(available=QUESTIONS).model_dump_json(indent=2))
     return _Asking(lm_eval.task, folder)

@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lm_eval import utils
 from scipy import stats
@@ -20,7 +22,7 @@ from vllm_qualify.errors import HostError, RecipeError, ReleaseError
 from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task
 from vllm_qualify.evidence.answers import BLOCKS, read_answers
 from vllm_qualify.evidence.lm_eval_internals import keep_templates
-from vllm_qualify.evidence.measurement import Measurement, share_interval
+from vllm_qualify.evidence.measurement import Measurement, interval_of_means, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.sampling import Sampling
@@ -341,6 +343,58 @@ def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again
         assert all(0 <= seed < 2**31 for seed in seeds[-1])
     assert seeds[0] == seeds[1]
     assert not {*seeds[0]} & {*seeds[2]}
+
+
+def test_a_sampled_question_counts_with_the_mean_of_its_samples(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    book = Book(QUESTIONS, sampled=ALL - SOME)
+    settings = plan_of(data, sampling=Sampling(temperature=1), samples_per_question=3).settings
+    plan = plan_of(data).model_copy(update={"settings": settings, "repetitions": 3})
+    folder = tmp_path / "accuracy" / "gsm8k"
+    with asked(book, plan, folder) as run:
+        for step in run.steps[: 2 * BLOCKS]:
+            run.ask(step)
+        row = by_filter(folder, plan)[STRICT]
+        assert row.invalid_because == "24 answers, where 36 are wanted: samples_per_question is 3"
+        for step in run.steps[2 * BLOCKS :]:
+            run.ask(step)
+    right: dict[str, list[bool]] = {}
+    for request in book.requests:
+        question = request["prompt"].rpartition("Question: ")[2].removesuffix("\nAnswer:")
+        right.setdefault(question, []).append(question in SOME or request["seed"] % 2 == 0)
+    means = [statistics.fmean(answers) for answers in right.values()]
+    assert len({tuple(sorted(answers)) for answers in right.values()}) > 2
+    assert {len(answers) for answers in right.values()} == {3}
+    row = by_filter(folder, plan)[STRICT]
+    assert row.value == pytest.approx(statistics.fmean(means))
+    assert row.sample_count == 12
+    # There is one look, when all samples are there.
+    assert row.interval == interval_of_means(means, 36, sides("higher", LEVELS, [12], 0))
+
+
+AT = Sides(0.04, 0.05)
+
+
+def test_samples_of_questions_that_are_always_or_never_right_are_worth_no_more_than_one_each() -> None:
+    once, often = share_interval(21, 30, AT), interval_of_means([1.0] * 21 + [0.0] * 9, 30 * 16, AT)
+    assert often.lower < once.lower
+    assert once.upper < often.upper
+    assert interval_of_means([1.0] * 30, 30 * 16, AT) == share_interval(30, 30, AT)
+    assert interval_of_means([0.0] * 30, 30 * 16, AT) == share_interval(0, 30, AT)
+
+
+def test_samples_of_questions_that_are_alike_are_worth_as_many_answers() -> None:
+    assert interval_of_means([0.75] * 30, 30 * 16, AT) == share_interval(0.75 * 30 * 16, 30 * 16, AT)
+
+
+@pytest.mark.parametrize(("count", "samples"), [(30, 4), (30, 16), (200, 2)])
+@pytest.mark.parametrize(("right", "wrong"), [(2.0, 2.0), (0.3, 0.1), (9.0, 3.0), (200.0, 100.0)])
+def test_the_interval_over_samples_errs_as_often_as_it_says(count: int, samples: int, right: float, wrong: float) -> None:
+    """Questions' chances are drawn from a beta distribution: 4 and 5 % of the intervals may err, with room for chance."""
+    rng, truth = np.random.default_rng(7), right / (right + wrong)
+    means = rng.binomial(samples, rng.beta(right, wrong, (2000, count))) / samples
+    intervals = [interval_of_means(row, count * samples, AT) for row in means.tolist()]
+    assert np.mean([interval.lower > truth for interval in intervals]) < 0.04 + 0.013
+    assert np.mean([interval.upper < truth for interval in intervals]) < 0.05 + 0.015
 
 
 OWN_LENGTH = """\

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-QUESTION = "Question: "
+QUESTION, WRONG = "Question: ", "I do not know."
 
 
 @dataclass
@@ -21,7 +21,8 @@ class Book:
     """The replies by question, and what goes wrong: for ever, or `once` only, the first time that the question is asked.
 
     `empty` replies are without text, `absent` ones null. `failing` questions get an error 500, `dropped` ones no reply at all,
-    and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed.
+    and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed. `sampled` ones are wrong if the
+    request's seed is odd.
     """
 
     replies: Mapping[str, str]
@@ -30,6 +31,7 @@ class Book:
     failing: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
+    sampled: frozenset[str] = frozenset()
     once: bool = False
     delay_s: float = 0.0
     counts_requests: bool = True
@@ -84,10 +86,12 @@ class Handler(BaseHTTPRequestHandler):
         elif book.goes_wrong(question, book.failing) or question not in book.replies:
             self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
         else:
-            self._complete(question, is_chat)
+            self._complete(question, is_chat, request.get("seed", 0))
 
-    def _complete(self, question: str, is_chat: bool) -> None:
+    def _complete(self, question: str, is_chat: bool, seed: int) -> None:
         reason, text = "length" if question in self.book.cut else "stop", self.book.text(question)
+        if question in self.book.sampled and seed % 2:
+            text = WRONG
         with self.book.lock:
             self.book.ended[reason] += 1
         said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}

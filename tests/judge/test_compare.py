@@ -325,6 +325,7 @@ def test_every_other_setting_may_change(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but([]))
     others = {"num_concurrent": 9, "most_repetitions": 5, "sequential": False, "max_unanswered": 0.1, "time_limit_s": 9.0}
+    others["samples_per_question"] = 3
     assert {*others, *SAME_QUESTIONS, "task", "questions", "task_folder"} == Accuracy.model_fields.keys()
     settings = SETTINGS.model_copy(update=others)
     assert one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence).value == 0

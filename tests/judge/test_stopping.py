@@ -43,6 +43,7 @@ from vllm_qualify.judge.stopping import accuracy_decided, another_start, load_un
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
 
 OTHER = Accuracy(task="other", num_questions=20)
@@ -108,6 +109,20 @@ def test_one_gate_that_surely_fails_is_enough(evidence: Path, failing: Gate, und
     for gates in ([failing, undecided], [undecided, failing]):
         assert decided(cell_plan(gates), evidence)
     assert not decided(cell_plan([undecided]), evidence)
+
+
+@pytest.mark.parametrize("gate", [score_gate(0.5), score_gate(0.99)])
+def test_nothing_is_decided_before_all_samples_are_there(evidence: Path, gate: Gate) -> None:
+    """Both are plain after the first block: one is met, one is missed."""
+    warm = {"sampling": Sampling(temperature=0.7), "samples_per_question": 2}
+    task = task_plan(SETTINGS.model_copy(update=warm), repetitions=2)
+    asked = Asked(task, AVAILABLE, config={"generation_kwargs": {"temperature": 0.7}})
+    plan = cell_plan([gate], accuracy=[task])
+    assert repetitions(plan, evidence, task) == 2
+    for steps, is_over in ((1, False), (BLOCKS, False), (2 * BLOCKS - 1, False), (2 * BLOCKS, True)):
+        shutil.rmtree(evidence, ignore_errors=True)
+        ask(evidence, lambda question, _: WRONG if question % 3 == 0 else RIGHT, steps, asked)
+        assert decided(plan, evidence) is is_over
 
 
 def test_a_waived_gate_that_surely_fails_decides_nothing(evidence: Path) -> None:
@@ -348,7 +363,7 @@ def run_stage(
 ) -> list[Measurement]:
     """The accuracy stage as a run has it, lm-eval replaced by answers that are right by chance."""
 
-    def asking(_server: object, lm_eval: LmEval, folder: Path, _progress: object) -> SimpleNamespace:
+    def asking(_server: object, lm_eval: LmEval, folder: Path, _progress: object, _start: int) -> SimpleNamespace:
         asked = Asked(lm_eval.task, WORLD)
         asked.begin(folder)
         return SimpleNamespace(

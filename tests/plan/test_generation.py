@@ -198,3 +198,11 @@ def test_a_tasks_plan_has_the_numbers_that_are_sent(tmp_path: Path) -> None:
         for sampling in ("model", Sampling(temperature=0.5), None)
     ]
     assert [task.gen_kwargs for task in planned] == [{"temperature": 0.6, "top_k": 20, "top_p": 0.95}, {"temperature": 0.5}, {}]
+
+
+def test_samples_of_a_model_that_recommends_none_are_refused(tmp_path: Path) -> None:
+    settings = Accuracy(num_questions=1, sampling="model", samples_per_question=2)
+    with pytest.raises(CallerError, match="temperature 0, at which samples do not differ"):
+        task_plan(load_recipe("reference"), settings, plan(saved(tmp_path / "model", {"temperature": 0})), [])
+    task = task_plan(load_recipe("reference"), settings, plan(saved(tmp_path / "model", SAMPLES)), [])
+    assert (task.repetitions, task.least_repetitions) == (2, 2)

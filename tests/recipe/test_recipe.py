@@ -51,6 +51,7 @@ CPU = "gpu_types.cpu"
 PROFILE = f"{CPU}.profiles.balanced"
 LOAD = f"{PROFILE}.load"
 OF_FILE: Document = {"prompts": "prompts.jsonl", "output_len": 8, "num_warmups": 0}
+COLD: Document = {"sampling": {"temperature": 0}}
 BY_CHAT: Document = {"api": "chat", "num_questions": 8}
 OF_TRACE: Document = {"trace": "trace.jsonl", "num_warmups": 0, "window": "whole"}
 OF_SOAK: Document = {"metric": "soak_host_memory_growth_mib_h", "maximum": 50, "unit": "MiB/h"}
@@ -76,6 +77,14 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ("accuracy.0.system_prompt", "Be brief.", "accuracy.0", "'system_prompt' is of chats"),
         ("accuracy.0.chat_template_kwargs", {"enable_thinking": True}, "accuracy.0", "'chat_template_kwargs' is of chats"),
         ("accuracy", [BY_CHAT | {"chat_template_kwargs": {"tokenize": False}}], "accuracy.0", "tokenize is the server's own"),
+        ("accuracy.0.samples_per_question", 2, "accuracy.0", "give 'sampling' with a temperature above 0"),
+        (
+            "accuracy",
+            [BY_CHAT | COLD | {"samples_per_question": 2}],
+            "accuracy.0",
+            "give 'sampling' with a temperature above 0",
+        ),
+        ("accuracy", [BY_CHAT | {"sampling": "model", "samples_per_question": 11}], "accuracy.0", "is more than 'most_repe"),
         ("accuracy", [BY_CHAT | {"reasoning_effort": "some"}], "accuracy.0.reasoning_effort", "'none', 'minimal', 'low'"),
         (f"{LOAD}.max_concurrency", 0, f"{LOAD}.max_concurrency", "greater than or equal to 1, got 0"),
         (f"{LOAD}.num_prompts", 79, LOAD, "at least 5 times max_concurrency, so 80"),

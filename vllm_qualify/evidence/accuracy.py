@@ -42,7 +42,7 @@ from vllm_qualify.evidence.lm_eval_worker import (
     Tried,
     write_whole,
 )
-from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, share_interval, valid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
@@ -266,12 +266,20 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     try:
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
-        if problem := _unanswered(answered.answers, task):
+        if problem := _unanswered(answered.answers, task) or _too_seldom(answered.answers, task):
             keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
         rows = [
-            _score(metric, name, answered, folder, sides(METRICS[metric].direction, levels, information, look), source)
+            _score(
+                metric,
+                name,
+                answered,
+                folder,
+                sides(METRICS[metric].direction, levels, information, look),
+                source,
+                is_sampled=task.least_repetitions > 1,
+            )
             for metric, name in answered.keys
         ]
     except UNUSABLE as error:
@@ -296,7 +304,12 @@ def asked_again(folder: Path, task: TaskPlan) -> str:
 
 
 def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
-    """The number of questions at each planned look, after each block of the first repetition; and which look this is."""
+    """The number of questions at each planned look, and which look this is.
+
+    Looks are after each block of the first repetition, or where more samples are wanted, only when all are there.
+    """
+    if task.least_repetitions > 1:
+        return [task.settings.num_questions], 0
     first = [step for step in planned(folder, task) if step.repetition == 1]
     done = sum(step.repetition == 1 for step in finished(folder, task))
     return list(accumulate(len(step.questions) for step in first)), done - 1
@@ -310,19 +323,30 @@ def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
     return None
 
 
-def _score(metric: str, name: str, answered: Answered, folder: Path, at: Sides, source: str) -> Measurement:
+def _too_seldom(answers: list[Answer], task: TaskPlan) -> str | None:
+    least, wanted = task.least_repetitions, task.least_repetitions * task.settings.num_questions
+    if least > 1 and len(answers) < wanted:
+        return f"{len(answers)} answers, where {wanted} are wanted: samples_per_question is {least}"
+    return None
+
+
+def _score(
+    metric: str, name: str, answered: Answered, folder: Path, at: Sides, source: str, *, is_sampled: bool
+) -> Measurement:
     by_question: dict[int, list[float]] = {}
     for answer in answered.answers:
         by_question.setdefault(answer.question, []).append(answer.score(f"{metric},{name}"))
-    total = math.fsum(math.fsum(scores) / len(scores) for scores in by_question.values())
+    means = [math.fsum(scores) / len(scores) for scores in by_question.values()]
     return valid(
         metric,
-        total / len(by_question),
+        math.fsum(means) / len(means),
         source,
         task=answered.task,
         filter=name,
-        sample_count=len(by_question),
-        interval=share_interval(total, len(by_question), at),
+        sample_count=len(means),
+        interval=interval_of_means(means, len(answered.answers), at)
+        if is_sampled
+        else share_interval(math.fsum(means), len(means), at),
         traced_to=_lines_of(json.dumps(f"{metric},{name}", ensure_ascii=False), folder),
     )
 

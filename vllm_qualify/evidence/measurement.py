@@ -166,11 +166,41 @@ def share_interval(successes: float, trials: int, at: Sides) -> Interval:
     Of all scores with the same mean, zeros and ones scatter most, so the bounds are wide enough for any scores.
     """
     share = successes / trials
-    z_below, z_above = (-float(special.ndtri(alpha)) for alpha in at)
-    return around(share, _wilson(share, trials, -z_below), _wilson(share, trials, z_above))
+    return around(share, _wilson(share, trials, -_z(at.below)), _wilson(share, trials, _z(at.above)))
 
 
-def _wilson(share: float, trials: int, z: float) -> float:
+def interval_of_means(means: Sequence[float], answers: int, at: Sides) -> Interval:
+    """Wilson's bounds for the mean of questions' means, where each question was answered several times: `answers` in all.
+
+    A question's answers are related, so they are a cluster, and the questions are what was drawn. How much their means scatter
+    says how many independent answers they are worth: at most all, and where all means are 0 or all 1, one for each question.
+    The scatter is itself estimated, which costs what Student's t costs (Korn & Graubard 1998, "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24).
+    """
+    mean = statistics.fmean(means)
+    lower, upper = (
+        _wilson(mean, _worth(means, answers, alpha), side * _z(alpha)) for side, alpha in zip((-1, 1), at, strict=True)
+    )
+    return around(mean, lower, upper)
+
+
+def _worth(means: Sequence[float], answers: int, alpha: float) -> float:
+    """How many independent answers the questions' means are worth, at a one-sided level."""
+    mean, count = statistics.fmean(means), len(means)
+    if count < 2 or mean in (0.0, 1.0):
+        return count
+    of_single, between = mean * (1 - mean), statistics.variance(means)
+    if between == 0:
+        return answers
+    student = -float(special.stdtrit(count - 1, alpha))
+    return min(float(answers), of_single / between * count * (_z(alpha) / student) ** 2)
+
+
+def _z(alpha: float) -> float:
+    return -float(special.ndtri(alpha))
+
+
+def _wilson(share: float, trials: float, z: float) -> float:
     middle = share + z * z / (2 * trials)
     reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return min(1.0, max(0.0, (middle + reach) / (1 + z * z / trials)))

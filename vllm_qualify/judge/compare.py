@@ -223,7 +223,7 @@ def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
 
 
 def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
-    """How often all questions of a task may be asked: within the recipe's bound if they are compared, else once.
+    """How often all questions of a task may be asked: within the recipe's bound if they are compared, else as often as samples.
 
     Asking ends sooner, when the comparison knows enough (`knows_enough`).
     """
@@ -234,7 +234,7 @@ def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
         with suppress(*UNUSABLE):
             repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate, levels_for(plan))
             return task.settings.most_repetitions
-    return 1
+    return task.least_repetitions
 
 
 def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:

@@ -18,6 +18,8 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
 def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     """Whether more answers of the task would not change the cell's verdict. For that, one gate that surely fails is enough."""
+    if task.least_repetitions > 1 and not _all_were_asked(evidence, task, task.least_repetitions):
+        return False
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "accuracy" and gate.task == task.name]
     measured = [row for row in parse_unfinished("accuracy", plan, evidence) if row.task == task.name]
     paired = paired_gates(plan, task)
@@ -32,10 +34,10 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
 
 
-def _all_were_asked(evidence: Path, task: TaskPlan) -> bool:
+def _all_were_asked(evidence: Path, task: TaskPlan, times: int = 1) -> bool:
     folder = evidence / "accuracy" / task.name
     done = answers.finished(folder, task)
-    return sum(len(step.questions) for step in done) >= task.settings.num_questions
+    return sum(len(step.questions) for step in done) >= times * task.settings.num_questions
 
 
 def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:

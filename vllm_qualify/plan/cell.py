@@ -52,8 +52,9 @@ class Cell(Frozen):
 class TaskPlan(Frozen):
     """One lm-eval task of a cell: its settings, completed for the cell's server and this machine.
 
-    All its questions are asked at most `repetitions` times: more than once only if they are compared with a baseline's. With
-    `sequential` it may end after any block of questions. `recommended` are the numbers behind `sampling: model`.
+    All its questions are asked at most `repetitions` times: more than once only if answers are sampled so, or compared with a
+    baseline's. With `sequential` it may end after any block of questions, but not before `least_repetitions`. `recommended` are
+    the numbers behind `sampling: model`.
     """
 
     settings: Accuracy
@@ -67,6 +68,11 @@ class TaskPlan(Frozen):
     @property
     def name(self) -> str:
         return self.settings.task
+
+    @property
+    def least_repetitions(self) -> int:
+        """How often all questions are asked before anything is decided; 1 lets a block decide."""
+        return min(self.settings.samples_per_question, self.repetitions)
 
     @property
     def sampling(self) -> Sampling | None:

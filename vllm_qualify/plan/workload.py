@@ -38,14 +38,19 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
         raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
     is_models = settings.sampling == "model"
     compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
+    recommended = recommended_sampling(server, f"accuracy.{settings.task}.sampling") if server and is_models else None
+    least = settings.samples_per_question
+    if recommended and recommended.is_greedy and least > 1:
+        problem, place = "the model recommends temperature 0, at which samples do not differ", f"accuracy.{settings.task}"
+        raise CallerError(problem, "leave samples_per_question out, or write the numbers of sampling", place)
     return TaskPlan(
         settings=settings,
         num_concurrent=num_concurrent(settings, server),
-        repetitions=settings.most_repetitions if compared else 1,
+        repetitions=settings.most_repetitions if compared else least,
         sequential=settings.sequential,
         questions=questions,
         folder=folder,
-        recommended=recommended_sampling(server, f"accuracy.{settings.task}.sampling") if server and is_models else None,
+        recommended=recommended,
     )
 
 

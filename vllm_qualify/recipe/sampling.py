@@ -29,6 +29,10 @@ class Sampling(Frozen):
     repetition_penalty: Positive | None = Field(default=None, description="above 1 is against tokens that came before")
 
     @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
     def numbers(self) -> dict[str, Any]:
         """Those that are sent, by their names in requests."""
         return self.model_dump(exclude_none=True)

@@ -85,6 +85,11 @@ class Accuracy(Frozen):
     seed: CountOrNone = Field(
         default=1234, description="of lm-eval, and of the order of the questions; where answers are sampled, of these too"
     )
+    samples_per_question: Count = Field(
+        default=1,
+        description="how often each question is asked at least, where answers are sampled; the score is the mean of the"
+        " questions' means (pass@1). Above 1, nothing is decided before all were asked so often",
+    )
     most_repetitions: Count = Field(
         default=10,
         description="how often all questions are asked at most, where a gate compares with a baseline; then 4 or more",
@@ -105,6 +110,16 @@ class Accuracy(Frozen):
         default=None,
         description="a folder with lm-eval's YAML files of own tasks, and all files that they open: no others are readable",
     )
+
+    @model_validator(mode="after")
+    def _only_samples_differ(self) -> Self:
+        if self.samples_per_question == 1:
+            return self
+        if self.sampling is None or (isinstance(self.sampling, Sampling) and self.sampling.is_greedy):
+            raise ValueError("'samples_per_question' is of sampled answers: give 'sampling' with a temperature above 0")
+        if self.samples_per_question > self.most_repetitions:
+            raise ValueError("'samples_per_question' is more than 'most_repetitions': raise that too")
+        return self
 
     @model_validator(mode="after")
     def _chats_alone_have_a_template(self) -> Self:
