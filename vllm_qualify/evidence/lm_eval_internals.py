@@ -1,6 +1,6 @@
 """What the worker changes inside lm-eval, or reads of it beside its documented interface.
 
-A new version of lm-eval may move any of it. `tests/evidence/contract/test_lm_eval_internals.py` names what moved.
+A new version of lm-eval may move any of it. `tests/evidence/test_lm_eval_internals.py` names what moved.
 """
 
 import dataclasses

@@ -1,0 +1,282 @@
+"""Tries everything that `lm_eval_internals` changes or reads, with the lm-eval that Python finds; prints what fails, by name.
+
+It runs in a process of its own: `python -m tests.evidence.lm_eval_parts [--without MODULE:CLASS.NAME]`. The option takes an
+attribute away first, as a new version of lm-eval would.
+"""
+
+import importlib
+import inspect
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.openai_server import Book, serving
+from vllm_qualify.evidence import lm_eval_internals as internals
+from vllm_qualify.evidence import lm_eval_worker
+
+SIZE = 4
+TASK = """\
+task: {name}
+tag: {tag}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}, train: {data}}}}}
+training_split: train
+test_split: test
+output_type: {kind}
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: {metric}}}]
+"""
+GROUP = {"group": "both", "task": ["one", "two"], "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}]}
+# What the worker calls by these names, of lm-eval's documented interface and of what lies below it.
+CALLED = {
+    "lm_eval:simple_evaluate": {
+        *("model", "model_args", "tasks", "task_manager", "samples", "num_fewshot", "gen_kwargs", "system_instruction"),
+        *("apply_chat_template", "evaluation_tracker", "bootstrap_iters", "random_seed", "numpy_random_seed"),
+        *("torch_random_seed", "fewshot_random_seed"),
+    },
+    "lm_eval.tasks:TaskManager": {"include_path", "include_defaults"},
+    "lm_eval.loggers:EvaluationTracker": {"output_path"},
+    "lm_eval.loggers:EvaluationTracker.save_results_aggregated": {"results", "samples"},
+    "lm_eval.loggers:EvaluationTracker.save_results_samples": {"task_name", "samples"},
+    "lm_eval.utils:check_remote_tokenizer_support": {"base_url"},
+}
+
+
+def _at(name: str) -> Any:
+    module, _, path = name.partition(":")
+    found = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _rows() -> list[dict[str, str]]:
+    return [{"question": f"What is {number} and 1?", "answer": str(number + 1)} for number in range(SIZE)]
+
+
+@contextmanager
+def _tasks(kind: str = "generate_until", metric: str = "exact_match") -> Iterator[tuple[internals.Found, dict[str, Any]]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()))
+        for task in ("one", "two"):
+            text = TASK.format(name=task, tag="some", data=folder / "data.jsonl", kind=kind, metric=metric)
+            (folder / f"{task}.yaml").write_text(text)
+        (folder / "both.yaml").write_text(json.dumps(GROUP))
+        found = internals.find("both", folder)
+        assert found, "the group is not found"
+        yield found, internals.load(found, "both")
+
+
+def _evaluate(found: internals.Found, tasks: dict[str, Any], model: Any, asked: dict[str, list[int]]) -> Any:
+    from lm_eval import simple_evaluate
+
+    return simple_evaluate(
+        model=model,
+        model_args={},
+        tasks=[tasks[name] for name in asked],
+        task_manager=found.manager,
+        samples=asked,
+        num_fewshot=1,
+        bootstrap_iters=0,
+    )
+
+
+def _model(url: str) -> Any:
+    from lm_eval.api.registry import get_model
+
+    return get_model("local-completions")(
+        model="reference", base_url=f"{url}/v1/completions", tokenizer_backend=None, tokenized_requests=False, num_concurrent=2
+    )
+
+
+def what_is_called() -> None:
+    for name, wanted in CALLED.items():
+        parameters = inspect.signature(_at(name)).parameters
+        missing = wanted - parameters.keys()
+        assert not missing, f"{name} takes no {', '.join(sorted(missing))}"
+
+
+def templates() -> None:
+    from lm_eval import utils
+
+    compiled: list[str] = []
+    compile_of = utils.env.compile
+
+    def counting(source: str, *others: Any) -> Any:
+        compiled.append(source)
+        return compile_of(source, *others)
+
+    utils.env.compile = counting
+    internals.keep_templates()
+    assert [utils.apply_template("Q: {{one}}", {"one": text}) for text in "ab"] == ["Q: a", "Q: b"]
+    assert len(compiled) == 1, "lm_eval.utils.apply_template no longer compiles by lm_eval.utils.env.from_string"
+
+
+def membership() -> None:
+    with _tasks() as (found, tasks):
+        assert found.is_group
+        assert (found.names, list(tasks)) == (["one", "two"], ["one", "two"])
+        assert internals._members(found.manager, "some") == (["one", "two"], True), "a tag's members"
+        group = found.manager.load(["both"])["groups"]["both"]
+        assert [(each.metric, each.aggregation, each.weight_by_size) for each in group.aggregate_metric_list] == [
+            ("exact_match", "mean", True)
+        ]
+        assert (internals._metrics(tasks["one"]), internals._filters(tasks["one"])) == (["exact_match"], ["none"])
+
+
+def questions() -> None:
+    with _tasks() as (_, tasks):
+        task = tasks["one"]
+        kept = task.eval_docs
+        internals.keep_questions(task)
+        assert task.eval_docs is kept, "task.eval_docs no longer comes from task.test_docs"
+
+
+def prompts() -> None:
+    """A question has the prompt that it has when all are asked, and its reply is scored as its own."""
+    replies = {row["question"]: row["answer"] for row in _rows()}
+    with _tasks() as (found, tasks), serving(Book(replies)) as url:
+        internals.keep_prompts(tasks["one"])
+        try:
+            _evaluate(found, tasks, internals.model_without_server(), {"one": []})
+        except internals.MadeError:
+            made = {request.doc_id: request.args[0] for request in tasks["one"].instances}
+        else:
+            raise AssertionError("simple_evaluate does not call task.build_all_requests with the samples")
+        assert len(made) == SIZE, "task.instances has not a request for each question"
+        results = _evaluate(found, tasks, _model(url), {"one": [1, 3]})
+        sent = {sample["doc_id"]: sample["arguments"][0][0] for sample in results["samples"]["one"]}
+        assert sent == {number: made[number] for number in (1, 3)}, "a block's prompts are not those of the whole task"
+        assert results["n-samples"]["one"] == {"original": SIZE, "effective": 2}
+
+
+def records() -> None:
+    """A task's configuration and version are known before its results are, in the form of the results."""
+    replies = {row["question"]: row["answer"] for row in _rows()}
+    with _tasks() as (found, tasks), serving(Book(replies)) as url:
+        results = _evaluate(found, tasks, _model(url), {"one": [0], "two": [1]})
+        for name, task in tasks.items():
+            assert json.loads(json.dumps(results["configs"][name], default=str)) == internals.record_of(task), "dump_config"
+            assert str(results["versions"][name]) == internals.version_of(task), "VERSION"
+            assert results["results"][name]["exact_match,none"] == 1.0
+
+
+def failed_calls() -> None:
+    replies = {row["question"]: row["answer"] for row in _rows()}
+    counted: list[int] = []
+    question = _rows()[0]["question"]
+    with _tasks() as (found, tasks), serving(Book(replies, failing=frozenset([question]), once=True)) as url:
+        model = _model(url)
+        internals.count_failed(model, counted.append)
+        _evaluate(found, tasks, model, {"one": [0, 1]})
+    assert counted.count(1) == 3, "lm-eval no longer asks by model.amodel_call, once for each try"
+    assert sum(counted) == 1, "a call that fails returns"
+
+
+def failed_calls_one_by_one() -> None:
+    with serving(Book({"a": "b"})) as url:
+        model = _model(url)
+        counted: list[int] = []
+        internals.count_failed(model, counted.append)
+        assert model.model_call(["Question: a\nAnswer:"], generate=True, gen_kwargs={"temperature": 0}), "no reply"
+    assert counted == [1, -1]
+
+
+def seeds() -> None:
+    for kind in ("local-completions", "local-chat-completions"):
+        from lm_eval.api.registry import get_model
+
+        with serving(Book({"a": "b"})) as url:
+            path = "chat/completions" if "chat" in kind else "completions"
+            model = get_model(kind)(
+                model="reference", base_url=f"{url}/v1/{path}", tokenizer_backend=None, tokenized_requests=False
+            )
+            internals.seed_requests(model, lambda _: 77)
+            said = [{"role": "user", "content": "a"}] if "chat" in kind else ["a"]
+            try:
+                payload = model._create_payload(said, generate=True, gen_kwargs={"max_gen_toks": 3})
+            except NotImplementedError as error:
+                raise AssertionError(f"{kind} has no _create_payload") from error
+        assert payload["seed"] == 77, f"{kind} makes its requests without _create_payload"
+
+
+def tokens() -> None:
+    asked: list[str] = []
+
+    class Tokenizer:
+        def encode(self, text: str, **_: Any) -> list[int]:
+            asked.append(text)
+            return [1]
+
+    with serving(Book({})) as url:
+        model = _model(url)
+        internals.keep_tokens(model)
+        model.tokenizer, model.tokenizer_backend, model.tokenized_requests = Tokenizer(), "remote", True
+        internals.keep_tokens(model)
+        for _ in range(2):
+            model.tok_encode("a", add_special_tokens=False)
+    assert asked == ["a"], "model.tok_encode no longer asks model.tokenizer.encode"
+
+
+def prompts_of_likelihoods() -> None:
+    """A group's prompts of likelihoods are made by a model that no server is behind."""
+    with _tasks(kind="loglikelihood", metric="acc") as (found, tasks):
+        internals.keep_prompts(tasks["one"])
+        with suppress(internals.MadeError):
+            _evaluate(found, tasks, internals.model_without_server(), {"one": []})
+        assert {request.request_type for request in tasks["one"].instances} == {"loglikelihood"}
+
+
+def names_of_files() -> None:
+    from lm_eval.loggers import EvaluationTracker
+
+    replies = {row["question"]: row["answer"] for row in _rows()}
+    with tempfile.TemporaryDirectory() as name, _tasks() as (found, tasks), serving(Book(replies)) as url:
+        results = _evaluate(found, tasks, _model(url), {"one": [0]})
+        samples = results.pop("samples")
+        tracker = EvaluationTracker(output_path=str(Path(name) / "results.json"))
+        tracker.save_results_aggregated(results=results, samples=samples)
+        tracker.save_results_samples(task_name="one", samples=samples["one"])
+        (results_file,) = Path(name).glob("results_*.json")
+        stamp = results_file.stem.removeprefix("results_")
+        assert (Path(name) / f"samples_one_{stamp}.jsonl").is_file(), "samples are not named by the task and the results' time"
+
+
+PARTS: list[Callable[[], None]] = [
+    *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
+    *(failed_calls_one_by_one, seeds, tokens, names_of_files),
+]
+
+
+def _line_of(error: Exception) -> str:
+    """The last line of this project that was run, which names what it relies on."""
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "lm_eval_" in Path(frame.filename).name]
+    return str(ours[-1].line) if ours else ""
+
+
+def main(arguments: list[str]) -> None:
+    import lm_eval.models.openai_completions  # noqa: F401  (imported for its own sake)
+
+    assert lm_eval_worker.GENERATES == "generate_until"
+    if arguments[:1] == ["--without"]:
+        owner, _, name = arguments[1].rpartition(".")
+        delattr(_at(owner), name)
+    problems = {}
+    for part in PARTS:
+        try:
+            part()
+        # Whatever a moved part raises is the finding.
+        except Exception as error:
+            problems[part.__name__] = f"{type(error).__name__}: {error}"[:500] + f" at `{_line_of(error)}`"
+    print(json.dumps({"lm_eval": importlib.metadata.version("lm-eval"), "problems": problems}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
