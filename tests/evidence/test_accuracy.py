@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 from lm_eval import utils
+from lm_eval.api.registry import get_model
 from scipy import stats
 
 from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task
+from vllm_qualify.evidence import lm_eval_internals as internals
+from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task, thought_without_answers
 from vllm_qualify.evidence.answers import BLOCKS, read_answers
 from vllm_qualify.evidence.lm_eval_internals import keep_templates
 from vllm_qualify.evidence.measurement import Measurement, interval_of_means, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
+from vllm_qualify.evidence.thinking import Reply, read_replies
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
@@ -395,6 +398,72 @@ def test_the_interval_over_samples_errs_as_often_as_it_says(count: int, samples:
     intervals = [interval_of_means(row, count * samples, AT) for row in means.tolist()]
     assert np.mean([interval.lower > truth for interval in intervals]) < 0.04 + 0.013
     assert np.mean([interval.upper < truth for interval in intervals]) < 0.05 + 0.015
+
+
+def replies_of(folder: Path, step: str = "r1-b1") -> dict[str, Reply]:
+    """The kept replies of a step by their question."""
+    rows = [json.loads(line) for path in (folder / step).glob("samples_*") for line in path.read_text().splitlines()]
+    question_of = {row["prompt_hash"]: row["doc"]["question"] for row in rows}
+    return {question_of[reply.prompt_hash]: reply for reply in read_replies(folder / step)}
+
+
+@pytest.mark.parametrize("at_once", [4, 1])
+def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(
+    at_once: int, tmp_path: Path, data: tuple[Path, Path]
+) -> None:
+    thoughts = {question: f"Is it {number}? #### 99" for number, question in enumerate(QUESTIONS)}
+    book = Book(QUESTIONS, thinking=thoughts)
+    plan = plan_of(data, api="chat").model_copy(update={"sequential": False, "num_concurrent": at_once})
+    folder = tmp_path / "accuracy" / "gsm8k"
+    with asked(book, plan, folder) as run:
+        run.ask(run.steps[0])
+    assert {question: reply.thinking for question, reply in replies_of(folder).items()} == thoughts
+    assert by_filter(folder, plan)[STRICT].value == 1.0
+    assert thought_without_answers(folder, plan) == ""
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tmp_path: Path, data: tuple[Path, Path]) -> None:
+    """One reply is cut in its thinking, one ends in it, and one does not think. All thoughts have another answer."""
+    cut, ended, plain = list(QUESTIONS)[:3]
+    thought = "It is #### 99"
+    replies = {question: f"{thought}</think>\n\n{answer}" for question, answer in QUESTIONS.items()}
+    replies |= {cut: thought, ended: f"{thought}</think>", plain: QUESTIONS[plain]}
+    plan = plan_of(data, api=api, think_end="</think>", max_unanswered=0.2).model_copy(update={"sequential": False})
+    folder = tmp_path / "accuracy" / "gsm8k"
+    with asked(Book(replies, cut=frozenset([cut])), plan, folder) as run:
+        run.ask(run.steps[0])
+    kept = replies_of(folder)
+    assert {reply.thinking for question, reply in kept.items() if question != plain} == {thought}
+    assert kept[plain].thinking is None
+    assert [reply.is_empty for reply in (kept[cut], kept[ended], kept[plain])] == [True, True, False]
+    rows = by_filter(folder, plan)
+    assert rows[STRICT].value == rows[FLEXIBLE].value == pytest.approx(10 / 12)
+    words = "of 12 replies, 1 were cut while still thinking and 1 ended without an answer after the thinking"
+    assert thought_without_answers(folder, plan) == words
+    fewer = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_unanswered": 0.1})})
+    assert by_filter(folder, fewer)[STRICT].invalid_because == (
+        f"2 of 12 replies are empty, and max_unanswered is 0.1; {words}"
+    )
+    # lm-eval's confined process wrote this file, and may have run a task's own code.
+    (folder / "r1-b1" / "replies.jsonl").write_text('{"prompt_hash": 7}\n')
+    assert "left no usable result" in (parse_task(folder, fewer, LEVELS)[0].invalid_because or "")
+
+
+def test_a_reply_of_another_form_stays_an_empty_answer() -> None:
+    model = get_model("local-chat-completions")(model="m", base_url="http://127.0.0.1:9")
+    read_each: list[str] = []
+
+    def read(prompt: str, _choice: dict[str, Any], text: str | None) -> str | None:
+        read_each.append(prompt)
+        return text
+
+    internals.read_replies(model, read)
+    model._create_payload([{"role": "user", "content": "é"}], generate=True, gen_kwargs={})
+    assert model.parse_generations({"error": {"message": "filtered"}}) == [""]
+    assert read_each == []
+    assert model.parse_generations({"choices": [{"index": 0, "message": {"content": "yes"}}]}) == ["yes"]
+    assert read_each == ['[{"role": "user", "content": "é"}]']
 
 
 OWN_LENGTH = """\

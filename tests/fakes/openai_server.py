@@ -22,7 +22,7 @@ class Book:
 
     `empty` replies are without text, `absent` ones null. `failing` questions get an error 500, `dropped` ones no reply at all,
     and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed. `sampled` ones are wrong if the
-    request's seed is odd.
+    request's seed is odd. `thinking` by question is apart from the content of a chat's reply, as vLLM has it.
     """
 
     replies: Mapping[str, str]
@@ -32,6 +32,7 @@ class Book:
     dropped: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
     sampled: frozenset[str] = frozenset()
+    thinking: Mapping[str, str] = field(default_factory=dict)
     once: bool = False
     delay_s: float = 0.0
     counts_requests: bool = True
@@ -94,7 +95,8 @@ class Handler(BaseHTTPRequestHandler):
             text = WRONG
         with self.book.lock:
             self.book.ended[reason] += 1
-        said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        message = {"role": "assistant", "content": text, "reasoning": self.book.thinking.get(question)}
+        said = {"message": message} if is_chat else {"text": text}
         self._answer(200, {"model": "reference", "choices": [{"index": 0, "finish_reason": reason, **said}]})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:

@@ -310,6 +310,7 @@ def test_one_question_that_changed_is_reported(evidence: Path, changed: dict[str
         ("system_prompt", "Be brief."),
         ("chat_template_kwargs", {"enable_thinking": True}),
         ("reasoning_effort", "low"),
+        ("think_end", "</think>"),
     ],
 )
 def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, name: str, then: object) -> None:

@@ -44,6 +44,7 @@ from vllm_qualify.evidence.lm_eval_worker import (
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
+from vllm_qualify.evidence.thinking import REPLIES, without_answers
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Frozen
@@ -52,7 +53,7 @@ STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.lm_eval_worker"
 LOG = "lm-eval.log"
 # lm-eval's own files of a step, and what it did not count.
-WRITTEN = ("results_*.json", "samples_*.jsonl", TRIED)
+WRITTEN = ("results_*.json", "samples_*.jsonl", TRIED, REPLIES)
 # The typed answers of a task, next to the raw files that they are read from.
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
@@ -172,6 +173,7 @@ def _job(url: str, model: str, task: TaskPlan) -> Job:
         max_gen_toks=settings.max_gen_toks,
         gen_kwargs=task.gen_kwargs,
         system_prompt=settings.system_prompt,
+        think_end=settings.think_end,
         is_sampled=task.sampling is not None,
         seed=settings.seed,
         # lm-eval must not give up an answer that comes within the step's time limit.
@@ -266,7 +268,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     try:
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
-        if problem := _unanswered(answered.answers, task) or _too_seldom(answered.answers, task):
+        if problem := _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task):
             keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
@@ -303,6 +305,11 @@ def asked_again(folder: Path, task: TaskPlan) -> str:
     return f"{failed:,} requests failed, and lm-eval asked again: it tries each {most} times at most, and keeps the reply"
 
 
+def thought_without_answers(folder: Path, task: TaskPlan) -> str:
+    """In words, how many replies have thinking and no answer; empty if none has. Raises one of UNUSABLE."""
+    return without_answers([folder / step.folder for step in finished(folder, task)])
+
+
 def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
     """The number of questions at each planned look, and which look this is.
 
@@ -315,11 +322,12 @@ def _looks(folder: Path, task: TaskPlan) -> tuple[list[int], int]:
     return list(accumulate(len(step.questions) for step in first)), done - 1
 
 
-def _unanswered(answers: list[Answer], task: TaskPlan) -> str | None:
+def _unanswered(answers: list[Answer], task: TaskPlan, folder: Path) -> str | None:
     empty, most = sum(answer.unanswered for answer in answers), task.settings.max_unanswered
     # The limit is a share of all planned questions, so that one empty reply in the first block is not too many.
     if empty == len(answers) or empty > most * max(len(answers), task.settings.num_questions):
-        return f"{empty} of {len(answers)} replies are empty, and max_unanswered is {most:g}"
+        why = thought_without_answers(folder, task)
+        return f"{empty} of {len(answers)} replies are empty, and max_unanswered is {most:g}{why and f'; {why}'}"
     return None
 
 

@@ -6,6 +6,7 @@ A new version of lm-eval may move any of it. `tests/evidence/test_lm_eval_intern
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,6 +251,28 @@ def seed_requests(model: Any, seed_of: Callable[[Any], int]) -> None:
         return make(messages, **named) | {"seed": seed_of(messages)}
 
     model._create_payload = seeded
+
+
+def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], str | None]) -> None:
+    """Let `read` make each answer: of the prompt that lm-eval hashes, the choice in the reply, and lm-eval's text of it."""
+    make, parse = model._create_payload, model.parse_generations
+    # Requests under way at one time are asyncio's tasks, and each of them has a context of its own.
+    prompt: ContextVar[str] = ContextVar("prompt")
+
+    def made(messages: Any, **named: Any) -> Any:
+        prompt.set(messages if isinstance(messages, str) else json.dumps(messages, ensure_ascii=False))
+        return make(messages, **named)
+
+    def parsed(outputs: Any, **named: Any) -> Any:
+        texts = parse(outputs=outputs, **named)
+        replies = outputs if isinstance(outputs, list) else [outputs]
+        choices = [choice for reply in replies for choice in sorted(reply.get("choices", []), key=lambda each: each["index"])]
+        if len(choices) != len(texts):
+            # A reply of another form, of which lm-eval makes an empty answer.
+            return texts
+        return [read(prompt.get(), choice, text) for choice, text in zip(choices, texts, strict=True)]
+
+    model._create_payload, model.parse_generations = made, parsed
 
 
 def count_failed(model: Any, count: Callable[[int], None]) -> None:

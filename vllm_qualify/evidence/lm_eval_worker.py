@@ -26,6 +26,7 @@ from ruamel.yaml import YAML
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence.members import Member, config_hash, parts_of
+from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
 from vllm_qualify.recipe.workload import SEEDS, Accuracy
 
@@ -50,6 +51,7 @@ class Job(Frozen):
     max_gen_toks: int
     gen_kwargs: dict[str, JsonValue] = {}
     system_prompt: str | None = None
+    think_end: str | None = None
     is_sampled: bool = False
     seed: int
     timeout_s: int
@@ -119,6 +121,7 @@ class _Worker:
 
         setup_logging("INFO")
         self.job, self.letter_box, self.failed, self.seeded_by = job, letter_box, 0, ""
+        self.replies: list[Reply] = []
         internals.keep_templates()
         self._seed()
         self.found = self._find()
@@ -242,10 +245,12 @@ class _Worker:
 
         folder.mkdir()
         tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-        self.failed, self.seeded_by = 0, order.seeded_by
+        self.failed, self.seeded_by, self.replies = 0, order.seeded_by, []
         asked = self._by_task(order.questions)
         results = self._evaluate(asked, tracker, self.model, self.model_args)
         write_whole(folder / TRIED, Tried(failed=self.failed))
+        if self._keeps_replies:
+            write_plain(folder / REPLIES, "".join(f"{reply.model_dump_json()}\n" for reply in self.replies).encode())
         samples = results.pop("samples")
         tracker.save_results_aggregated(results=results, samples=samples)
         for name in asked:
@@ -304,9 +309,20 @@ class _Worker:
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
         internals.keep_tokens(model)
         internals.count_failed(model, self._count)
+        if self._keeps_replies:
+            internals.read_replies(model, self._read)
         if self.job.is_sampled:
             internals.seed_requests(model, self._seed_of)
         return model
+
+    @property
+    def _keeps_replies(self) -> bool:
+        return self._generates and (self.job.api == "chat" or self.job.think_end is not None)
+
+    def _read(self, prompt: str, choice: dict[str, Any], text: str | None) -> str | None:
+        reply, answer = apart(prompt, choice, text, self.job.think_end)
+        self.replies.append(reply)
+        return answer
 
     def _seed_of(self, messages: Any) -> int:
         """The seed of a question's answer: one of its own, and another one each time that it is asked."""

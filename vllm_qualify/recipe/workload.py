@@ -82,6 +82,10 @@ class Accuracy(Frozen):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         default=None, description="how long a model thinks in a chat, where its template has that"
     )
+    think_end: Text | None = Field(
+        default=None,
+        description="the text that ends a model's thinking, like `</think>`, where the server does not split it off",
+    )
     seed: CountOrNone = Field(
         default=1234, description="of lm-eval, and of the order of the questions; where answers are sampled, of these too"
     )

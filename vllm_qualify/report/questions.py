@@ -11,7 +11,7 @@ from markupsafe import escape
 from pydantic import model_validator
 
 from vllm_qualify.evidence import answers
-from vllm_qualify.evidence.accuracy import asked_again
+from vllm_qualify.evidence.accuracy import asked_again, thought_without_answers
 from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
@@ -199,12 +199,12 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
         topics=topics,
         about=about,
         flips=kept,
-        notes=list(_notes(problem, kept, asked_again(folder, task))),
+        notes=list(_notes(problem, kept, asked_again(folder, task), thought_without_answers(folder, task))),
     )
 
 
-def _notes(problem: str | None, flips: Sequence[Flip], failed: str) -> Iterator[str]:
-    yield from (note for note in (failed, problem) if note)
+def _notes(problem: str | None, flips: Sequence[Flip], *told: str) -> Iterator[str]:
+    yield from (note for note in (*told, problem) if note)
     if any(flip.theirs is None for flip in flips):
         yield NOT_BROUGHT
 

@@ -1,0 +1,71 @@
+"""What a model thinks before it answers: kept as evidence, and no part of the answer that is scored."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.recipe.values import Frozen
+
+REPLIES = "replies.jsonl"
+# Why a reply ended, by OpenAI's word for the longest reply.
+CUT = "length"
+
+
+class Reply(Frozen):
+    """What lm-eval does not keep of a reply. `prompt_hash` is as lm-eval's samples have it.
+
+    `thinking` is the server's, or the text before `think_end`; None if there is none. `is_empty` is of the answer after it.
+    """
+
+    prompt_hash: str
+    finish_reason: str | None
+    thinking: str | None
+    is_empty: bool
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut while the model was still thinking."""
+        return self.is_empty and bool(self.thinking) and self.finish_reason == CUT
+
+    @property
+    def is_only_thinking(self) -> bool:
+        """Whether it ended by itself, and all of it was thinking."""
+        return self.is_empty and bool(self.thinking) and self.finish_reason != CUT
+
+
+def apart(prompt: str, choice: dict[str, Any], text: str | None, think_end: str | None) -> tuple[Reply, str | None]:
+    """A choice of OpenAI's reply, with the answer that is scored: `text` is what lm-eval read of it.
+
+    vLLM's field for thinking that the server split off is `reasoning` (`ChatMessage` of its OpenAI protocol), and others' is
+    `reasoning_content`. Where the server splits nothing, thinking ends at the last `think_end`. A reply that was cut before it
+    has no answer; one that ended by itself without it is all answer.
+    """
+    message, ended = choice.get("message") or {}, choice.get("finish_reason")
+    thinking = message.get("reasoning") or message.get("reasoning_content")
+    if think_end and text and not thinking:
+        before, found, after = text.rpartition(think_end)
+        if found:
+            thinking, text = before, after.lstrip()
+        elif ended == CUT:
+            thinking, text = text, ""
+    digest = hashlib.sha256(prompt.encode()).hexdigest()
+    reply = Reply(prompt_hash=digest, finish_reason=ended, thinking=thinking, is_empty=not (text or "").strip())
+    return reply, text
+
+
+def read_replies(step: Path) -> Iterator[Reply]:
+    """The replies in a step's folder: of a task that is asked by chat, or has a `think_end`. Raises one of UNUSABLE."""
+    path = step / REPLIES
+    if path.exists():
+        with path.open(encoding="utf-8", newline="\n") as file:
+            yield from map(Reply.model_validate_json, file)
+
+
+def without_answers(steps: list[Path]) -> str:
+    """In words, how many replies have thinking and no answer; empty if none has. Raises one of UNUSABLE."""
+    replies = [reply for step in steps for reply in read_replies(step)]
+    cut, only = sum(reply.is_cut for reply in replies), sum(reply.is_only_thinking for reply in replies)
+    told = [f"{cut:,} were cut while still thinking"] if cut else []
+    told += [f"{only:,} ended without an answer after the thinking"] if only else []
+    return f"of {len(replies):,} replies, {' and '.join(told)}" if told else ""
