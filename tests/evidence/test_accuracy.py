@@ -1,6 +1,7 @@
 """Accuracy: what the captured files of the real lm-eval measure, and how asking ends when something goes wrong."""
 
 import json
+import math
 import re
 import shutil
 import statistics
@@ -36,6 +37,7 @@ PLAN = TaskPlan(
     settings=Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48), num_concurrent=4, repetitions=2, sequential=True
 )
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
+OF_ANSWERS = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
 LEVELS = Levels()
 STEPS = ("r1-b1", "r1-b2", "r1-b3", "r1-b4", "r2-b1")
 
@@ -45,8 +47,9 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
 
 
-def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str | None, Measurement]:
-    rows = {each.filter: each for each in parse_task(folder, plan, LEVELS)}
+def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str, Measurement]:
+    """The scores by their filters, and what has no filter by its name."""
+    rows = {each.filter or each.metric: each for each in parse_task(folder, plan, LEVELS)}
     assert all(each.task == "gsm8k" for each in rows.values())
     return rows
 
@@ -71,13 +74,19 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -
         ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
         ("exact_match", "gsm8k", FLEXIBLE, 3 / 8, "fraction", 8),
         ("truncated_answers", "gsm8k", None, 8 / 10, "fraction", 8),
+        # these pages of metrics have no counts of tokens
+        ("output_tok_per_answer", "gsm8k", None, None, "tok", 0),
+        ("looping_answers", "gsm8k", None, 0.0, "fraction", 8),
+        ("other_script_answers", "gsm8k", None, 0.0, "fraction", 8),
     ]
 
 
 def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
     evidence = folder.parent.parent
     for measurement, message in zip(
-        parse_task(folder, PLAN, LEVELS), ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=True
+        parse_task(folder, PLAN, LEVELS)[:3],
+        ("exact_match,strict-match", "exact_match,flexible-extract", "length"),
+        strict=True,
     ):
         assert [trace.split("/")[:3] for trace in measurement.traced_to] == [["accuracy", "gsm8k", step] for step in STEPS]
         for trace in measurement.traced_to:
@@ -98,7 +107,7 @@ def test_the_interval_is_of_the_look(folder: Path) -> None:
 
 def test_of_cut_answers_the_bad_side_is_above() -> None:
     at = sides("lower", LEVELS, [2, 4, 6, 8], 3)
-    assert by_filter(CAPTURED)[None].interval == share_interval(8 / 10 * 8, 8, at)
+    assert by_filter(CAPTURED)["truncated_answers"].interval == share_interval(8 / 10 * 8, 8, at)
 
 
 def test_a_single_look_has_the_levels_themselves() -> None:
@@ -130,7 +139,7 @@ def test_too_many_empty_replies_are_invalid(folder: Path) -> None:
     empty_replies(folder, "r1-b4", {3})
     for plan in (PLAN, allowing(0.19)):
         rows = by_filter(folder, plan)
-        assert set(rows) == {STRICT, FLEXIBLE, None}
+        assert set(rows) == {STRICT, FLEXIBLE, *OF_ANSWERS}
         for each in rows.values():
             assert each.value is None
             assert "2 of 10 replies are empty" in (each.invalid_because or "")
@@ -149,14 +158,14 @@ def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -
     rows = parse_task(folder, PLAN, LEVELS)
     assert [(each.metric, each.task, each.filter, each.value) for each in rows] == [
         ("exact_match", "gsm8k", None, None),
-        ("truncated_answers", "gsm8k", None, None),
+        *((metric, "gsm8k", None, None) for metric in OF_ANSWERS),
     ]
     for each in rows:
         assert "lm-eval left no usable result" in (each.invalid_because or "")
 
 
 def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
-    assert [each.value for each in parse_task(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None, None]
+    assert [each.value for each in parse_task(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None] * 5
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -176,23 +185,127 @@ def test_without_its_counts_nobody_knows_how_many_answers_were_cut(
     path = folder / "r1-b2" / f"metrics-{when}.txt"
     path.write_text(re.sub(pattern, instead, path.read_text()))
     rows = by_filter(folder)
-    assert rows[None].value is None
-    assert message in (rows[None].invalid_because or "")
+    assert rows["truncated_answers"].value is None
+    assert message in (rows["truncated_answers"].invalid_because or "")
     assert rows[STRICT].value == 1 / 8
 
 
 def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
     shutil.copy(folder / "r1-b2" / "metrics-before.txt", folder / "r1-b2" / "metrics-after.txt")
-    assert "the server counts 0 answers to the 2 questions of r1-b2" in (by_filter(folder)[None].invalid_because or "")
+    assert "the server counts 0 answers to the 2 questions of r1-b2" in (
+        by_filter(folder)["truncated_answers"].invalid_because or ""
+    )
 
 
 def test_a_task_of_likelihoods_has_no_answers_to_cut(folder: Path) -> None:
     for path in folder.glob("r*-b*/results_*"):
         path.write_text(path.read_text().replace('"output_type": "generate_until"', '"output_type": "multiple_choice"'))
     rows = by_filter(folder)
-    assert "compares likelihoods" in (rows[None].invalid_because or "")
+    assert "compares likelihoods" in (rows["truncated_answers"].invalid_because or "")
     assert rows[STRICT].value == 1 / 8
     assert {answer.length for answer in read_answers(folder, PLAN).answers} == {None}
+
+    for metric in ("output_tok_per_answer", "looping_answers", "other_script_answers"):
+        assert "compares likelihoods" in (rows[metric].invalid_because or "")
+
+
+def reply(folder: Path, step: str, question: int, text: str) -> None:
+    path = next((folder / step).glob("samples_*"))
+    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+    rows = [row | {"resps": [[text]]} if row["doc_id"] == question else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_faults_of_texts_are_shares_of_the_questions(folder: Path) -> None:
+    """Of 8 questions: 9 loops, and of those asked twice 11 loops once, and 3 is answered in Russian once."""
+    reply(folder, "r1-b1", 9, "Finn finds 27 books. " * 40)
+    reply(folder, "r1-b4", 3, "\u041e\u0442\u0432\u0435\u0442 4")
+    reply(folder, "r2-b1", 11, "4" * 300)
+    rows = by_filter(folder)
+    looping, other = rows["looping_answers"], rows["other_script_answers"]
+    assert (looping.value, other.value) == (1.5 / 8, 0.5 / 8)
+    at = sides("lower", LEVELS, [2, 4, 6, 8], 3)
+    assert looping.interval == share_interval(1.5, 8, at)
+    for trace in looping.traced_to:
+        assert (folder.parents[1] / trace).is_file()
+    assert rows[STRICT].value == 1 / 8
+
+
+def count_tokens(folder: Path, tokens: dict[str, list[int]]) -> None:
+    """Pages of metrics with vLLM's histogram. Before each step the server has had a reply of 7 tokens."""
+    for path in folder.glob("r*-b*"):
+        for name, replies in (("before", [7]), ("after", [7, *tokens[path.name]])):
+            page = path / f"metrics-{name}.txt"
+            page.write_text(page.read_text() + histogram(replies))
+
+
+def histogram(replies: list[int]) -> str:
+    bounds = [1, 2, 5, 10, 20, 50, 100, 200]
+    about, name = 'engine="0",model_name="reference"', "vllm:request_generation_tokens"
+    lines = [f'{name}_bucket{{{about},le="{bound}.0"}} {sum(each <= bound for each in replies)}.0' for bound in bounds]
+    lines.append(f'{name}_bucket{{{about},le="+Inf"}} {len(replies)}.0')
+    lines += [f"{name}_count{{{about}}} {len(replies)}.0", f"{name}_sum{{{about}}} {sum(replies)}.0"]
+    return "".join(f"{line}\n" for line in [f"# HELP {name} Number.", f"# TYPE {name} histogram", *lines])
+
+
+TOKENS = {"r1-b1": [30, 40], "r1-b2": [30, 30], "r1-b3": [20, 20], "r1-b4": [40, 40], "r2-b1": [20, 30]}
+
+
+def test_tokens_of_answers_are_the_servers_own(folder: Path) -> None:
+    """10 answers, 300 tokens: 30 each.
+
+    Three are in the bucket from 10 to 20, seven in that from 20 to 50. At the lower ends they have 30 + 140 = 170 tokens, and
+    squares of 300 + 2,800 = 3,100. The other 130 tokens add 130 times 20 + 50 to the squares. That makes 12,200, so the
+    variance is at most 1,220 - 900 = 320.
+    """
+    count_tokens(folder, TOKENS)
+    row = by_filter(folder)["output_tok_per_answer"]
+    assert (row.value, row.unit, row.sample_count) == (30.0, "tok", 8)
+    below, above = (-stats.norm.ppf(alpha) * math.sqrt(320 / 8) for alpha in sides("lower", LEVELS, [2, 4, 6, 8], 3))
+    assert row.interval
+    assert row.interval.lower == pytest.approx(30 - below)
+    assert row.interval.upper == pytest.approx(30 + above)
+    evidence = folder.parent.parent
+    for trace in row.traced_to:
+        path, _, number = trace.rpartition(":")
+        assert "vllm:request_generation_tokens_" in (evidence / path).read_text().split("\n")[int(number) - 1]
+
+
+def test_a_reply_longer_than_all_buckets_counts_up_to_the_next_one(folder: Path) -> None:
+    """Ten replies of 400 tokens, in the bucket above 200: no variance, whatever the buckets: 400 is within 500, the next."""
+    count_tokens(folder, {step: [400, 400] for step in TOKENS})
+    row = by_filter(folder)["output_tok_per_answer"]
+    assert row.value == 400.0
+    assert row.interval
+    below = -stats.norm.ppf(sides("lower", LEVELS, [2, 4, 6, 8], 3).below)
+    # all at 200 and 500: a third and two thirds
+    assert row.interval.lower == pytest.approx(400 - below * math.sqrt((200**2 / 3 + 2 * 500**2 / 3 - 400**2) / 8))
+
+
+@pytest.mark.parametrize(
+    ("when", "pattern", "instead", "message"),
+    [
+        ("after", r"vllm:request_generation_tokens_sum.*\n", "", "has no vllm:request_generation_tokens"),
+        ("before", r"vllm:request_generation_tokens_bucket.*\n", "", "has no vllm:request_generation_tokens"),
+        ("after", r"(?s).+", "# no answer: ConnectError\n", "has no vllm:request_generation_tokens"),
+        ("after", r"(tokens_sum{.*}) .*", r"\1 NaN", "counts nan tokens"),
+        ("after", r"(tokens_sum{.*}) .*", r"\1 +Inf", "counts inf tokens"),
+        ("after", r"(tokens_sum{.*}) .*", r"\1 -5", "counts -12 tokens"),
+        ("after", r"(tokens_count{.*}) .*", r"\1 2.0", "of 1 answers to 2 questions"),
+        ("after", r"(tokens_count{.*}) .*", r"\1 9.0", "3 answers in its buckets|2 answers in its buckets"),
+        ("after", r'le="50.0"', 'le="51.0"', "other buckets"),
+        ("after", r'(le="200.0"}) .*', r"\1 1.0", "counts 60 tokens"),
+        ("after", r"(tokens_sum{.*}) .*", r"\1 {", "not known"),
+    ],
+)
+def test_counts_of_tokens_that_lie_are_invalid(folder: Path, when: str, pattern: str, instead: str, message: str) -> None:
+    count_tokens(folder, TOKENS)
+    path = folder / "r1-b2" / f"metrics-{when}.txt"
+    path.write_text(re.sub(pattern, instead, path.read_text()))
+    row = by_filter(folder)["output_tok_per_answer"]
+    assert row.value is None
+    assert re.search(message, row.invalid_because or ""), row.invalid_because
+    assert by_filter(folder)[STRICT].value == 1 / 8
 
 
 # From here on with the real lm-eval.

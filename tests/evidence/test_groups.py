@@ -123,7 +123,7 @@ def test_the_questions_of_all_members_are_one_list(asked: tuple[Path, TaskPlan])
 
 def test_the_score_is_the_mean_over_all_questions(asked: tuple[Path, TaskPlan]) -> None:
     """9 of 13, where the mean of the members' means is (2/3 + 4/6 + 3/4) / 3."""
-    score, cut = parse_task(*asked, Levels())
+    score, cut, *_ = parse_task(*asked, Levels())
     assert (score.metric, score.task, score.filter, score.value, score.sample_count) == (
         "exact_match",
         "sums",
@@ -340,7 +340,7 @@ def test_files_that_lie_are_invalid(
     with pytest.raises(UNUSABLE) as raised:
         read(copy, asked)
     assert message in str(raised.value)
-    assert [each.value for each in parse_task(copy, asked[1], Levels())] == [None, None]
+    assert [each.value for each in parse_task(copy, asked[1], Levels())] == [None] * 5
 
 
 def test_other_data_is_noticed(copy: Path, asked: tuple[Path, TaskPlan]) -> None:

@@ -49,7 +49,7 @@ def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, as
     prompts: dict[str, set[str]] = {}
     for prompt in book.prompts:
         prompts.setdefault(prompt.rpartition("Question: ")[2], set()).add(prompt)
-    return Measured({each.filter: each for each in rows}, read_answers(task, plan), prompts)
+    return Measured({each.filter or each.metric: each for each in rows}, read_answers(task, plan), prompts)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +113,9 @@ def test_each_score_of_each_answer_is_what_the_server_knows(baseline: Measured, 
 
 
 def test_cut_answers_are_counted_by_the_server(baseline: Measured, candidate: Measured) -> None:
-    assert baseline.measurements[None].metric == "truncated_answers"
-    assert baseline.measurements[None].value == CUT / QUESTIONS
-    assert baseline.measurements[None].sample_count == QUESTIONS
-    assert candidate.measurements[None].value == 0
+    assert baseline.measurements["truncated_answers"].value == CUT / QUESTIONS
+    assert baseline.measurements["truncated_answers"].sample_count == QUESTIONS
+    assert candidate.measurements["truncated_answers"].value == 0
 
 
 def test_a_loss_between_two_builds_is_just_that_of_their_questions(

@@ -43,10 +43,11 @@ from vllm_qualify.evidence.lm_eval_worker import (
     write_whole,
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
+from vllm_qualify.evidence.reply_tokens import COUNT, SUM, reply_tokens
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.evidence.thinking import REPLIES, without_answers
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, METRICS, OTHER_SCRIPT
 from vllm_qualify.recipe.values import Frozen
 
 STAGE = "accuracy"
@@ -58,6 +59,10 @@ WRITTEN = ("results_*.json", "samples_*.jsonl", TRIED, REPLIES)
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
+# Faults of an answer's text, by the field of an answer that has it.
+FAULTS = {LOOPING: "ends_in_loop", OTHER_SCRIPT: "in_other_script"}
+OF_ANSWERS = (TRUNCATED, ANSWER_TOKENS, *FAULTS)
+NO_ANSWERS = "the task compares likelihoods and asks for no answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
 CLOSED = re.compile(r"PermissionError: \[Errno 13\] Permission denied: (\S.{,500})")
@@ -269,7 +274,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
         if problem := _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task):
-            keys: list[tuple[str, str | None]] = [*answered.keys, (TRUNCATED, None)]
+            keys: list[tuple[str, str | None]] = [*answered.keys, *((metric, None) for metric in OF_ANSWERS)]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
         rows = [
@@ -286,9 +291,11 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         ]
     except UNUSABLE as error:
         because = f"lm-eval left no usable result: {in_words(error)}"
-        return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", TRUNCATED)]
+        return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", *OF_ANSWERS)]
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
-    return [*rows, _truncated(answered, folder, finished(folder, task), at, source)]
+    done = finished(folder, task)
+    rows += [_truncated(answered, folder, done, at, source), _tokens(answered, folder, done, at, source)]
+    return [*rows, *(_faults(metric, answered, at, source) for metric in FAULTS)]
 
 
 def asked_again(folder: Path, task: TaskPlan) -> str:
@@ -378,7 +385,7 @@ def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: 
     """The share of cut answers, by the server's counters before and after each step. Likelihoods have no answers to cut."""
     try:
         if answered.output_type != GENERATES:
-            raise ValueError("the task compares likelihoods and asks for no answers")
+            raise ValueError(NO_ANSWERS)
         gains = [_gain(folder / step.folder, len(step.questions)) for step in done]
         traced_to = [trace for step in done for trace in _cut_lines(folder / step.folder / AFTER, folder)]
     except UNUSABLE as error:
@@ -394,6 +401,53 @@ def _truncated(answered: Answered, folder: Path, done: list[QuestionBlock], at: 
         sample_count=questions,
         interval=share_interval(cut / of * questions, questions, at),
         traced_to=traced_to,
+    )
+
+
+def _tokens(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sides, source: str) -> Measurement:
+    """The answers' mean number of tokens, by the server's counters. Likelihoods have no answers to count."""
+    try:
+        if answered.output_type != GENERATES:
+            raise ValueError(NO_ANSWERS)
+        pages = [[(folder / step.folder / name).read_text() for name in (BEFORE, AFTER)] for step in done]
+        steps = [(before, after, len(step.questions), step.folder) for (before, after), step in zip(pages, done, strict=True)]
+        counted = reply_tokens(steps)
+    except UNUSABLE as error:
+        because = f"it is not known how many tokens the answers have: {in_words(error)}"
+        return invalid(ANSWER_TOKENS, because, source, task=answered.task)
+    questions = len({answer.question for answer in answered.answers})
+    return valid(
+        ANSWER_TOKENS,
+        counted.mean,
+        source,
+        task=answered.task,
+        sample_count=questions,
+        interval=counted.interval(questions, at),
+        traced_to=[
+            trace for step in done for trace in _lines_with(folder / step.folder / AFTER, folder, (f"{SUM}{{", f"{COUNT}{{"))
+        ],
+    )
+
+
+def _faults(metric: str, answered: Answered, at: Sides, source: str) -> Measurement:
+    """The share of answers with a fault of their text; of a question that was asked several times, the mean of its answers."""
+    by_question: dict[int, list[bool]] = {}
+    for answer in answered.answers:
+        is_faulty = getattr(answer, FAULTS[metric])
+        if is_faulty is None:
+            return invalid(metric, NO_ANSWERS, source, task=answered.task)
+        by_question.setdefault(answer.question, []).append(is_faulty)
+    total = math.fsum(sum(faulty) / len(faulty) for faulty in by_question.values())
+    return valid(
+        metric,
+        total / len(by_question),
+        source,
+        task=answered.task,
+        sample_count=len(by_question),
+        interval=share_interval(total, len(by_question), at),
+        traced_to=list(
+            dict.fromkeys(f"{source.rpartition('/')[0]}/{answer.traced_to.rpartition(':')[0]}" for answer in answered.answers)
+        ),
     )
 
 
@@ -421,10 +475,13 @@ def _ended(text: str) -> dict[str, float]:
 
 
 def _cut_lines(path: Path, folder: Path) -> list[str]:
+    return _lines_with(path, folder, (f"{SUCCEEDED}{{",), f'{REASON}="{CUT}"')
+
+
+def _lines_with(path: Path, folder: Path, beginnings: tuple[str, ...], wanted: str = "") -> list[str]:
     lines = path.read_text().split("\n")
-    wanted = f'{REASON}="{CUT}"'
     return [
         _trace(path, folder, number)
         for number, line in enumerate(lines, start=1)
-        if line.startswith(f"{SUCCEEDED}{{") and wanted in line
+        if line.startswith(beginnings) and wanted in line
     ]

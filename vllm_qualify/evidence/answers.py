@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.members import Part, config_hash, group_hash, parts_of
 from vllm_qualify.evidence.memory import Memory, digest_together
+from vllm_qualify.evidence.texts import ends_in_loop, is_in_other_script
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Share
@@ -48,7 +49,8 @@ class QuestionBlock(NamedTuple):
 class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
-    `length` is that of the reply in characters, None if likelihoods were compared. An answer is `unanswered` if its reply was
+    `length` is that of the reply in characters. `ends_in_loop` and `in_other_script` are faults of its text: see `texts`. The
+    three are None if likelihoods were compared; of older runs the faults are, too. An answer is `unanswered` if its reply was
     empty, whatever the task made of that. `traced_to` is relative to the task's folder. `start` is the server's start that it
     comes from, `topic` what the task's own document says that the question is about; if it does not say so, the member of a
     group that it is of.
@@ -63,6 +65,8 @@ class Answer(Frozen):
     target_hash: str
     scores: dict[str, Share]
     length: CountOrNone | None
+    ends_in_loop: bool | None = None
+    in_other_script: bool | None = None
     unanswered: bool
     traced_to: str
 
@@ -373,9 +377,16 @@ def _answer(
         target_hash=row["target_hash"],
         scores={f"{metric},{name}": _score(row[metric]) for metric, name, row in scored},
         length=None if replies is None else sum(map(len, replies)),
+        ends_in_loop=None if replies is None else any(map(ends_in_loop, replies)),
+        in_other_script=None if replies is None else is_in_other_script("".join(replies), _asked_text(row)),
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
         traced_to=f"{step.folder}/{path.name}:{number}",
     )
+
+
+def _asked_text(row: dict[str, Any]) -> str:
+    """All that a question has of text: its prompt, its document and the expected answer."""
+    return json.dumps([row["arguments"]["gen_args_0"]["arg_0"], row["doc"], row["target"]], ensure_ascii=False, default=str)
 
 
 def _topic(document: object) -> str | None:

@@ -84,6 +84,8 @@ ANSWER_NLL, ANSWER_TOP1 = "answer_nll_nat_per_tok", "answer_top1_share"
 TEXT_NLL, TEXT_TOP1 = "text_nll_nat_per_tok", "text_top1_share"
 LIKELIHOODS, TOP1_SHARES = (ANSWER_NLL, TEXT_NLL), (ANSWER_TOP1, TEXT_TOP1)
 NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
+# Of the answers of lm-eval's tasks, beside their scores.
+ANSWER_TOKENS, LOOPING, OTHER_SCRIPT = "output_tok_per_answer", "looping_answers", "other_script_answers"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
@@ -127,6 +129,11 @@ _DECLARED = (
     *(Metric(check.name, "contract", "bool", "higher", check.meaning) for check in contract.CHECKS),
     *(Metric(name, "accuracy", "fraction", "higher", meaning, is_score=True) for name, meaning in _SCORES.items()),
     Metric("truncated_answers", "accuracy", "fraction", "lower", "share of answers that were cut at the most tokens allowed"),
+    Metric(
+        ANSWER_TOKENS, "accuracy", "tok", "lower", "output tokens of an answer with its thinking, mean by the server's count"
+    ),
+    Metric(LOOPING, "accuracy", "fraction", "lower", "share of answers that end in a part repeated 4 times or more"),
+    Metric(OTHER_SCRIPT, "accuracy", "fraction", "lower", "share of answers in another script than what was asked"),
     Metric(
         ANSWER_NLL,
         "likelihood",
