@@ -128,11 +128,12 @@ def check_contract(served: Served, run: Run, store: str) -> StageEvidence:
 @step("accuracy", "accuracy {run.plan.cell.id}", once=True, limit_s=of_plan("accuracy"))
 def measure_accuracy(served: Served, run: Run, first: Run, store: str) -> StageEvidence:
     """Measure accuracy; or reuse the answers of the server's first cell, if everything that determines them is the same."""
-    plan, evidence = run.plan, run.evidence
+    plan, evidence, tell = run.plan, run.evidence, line_teller()
 
     def measure() -> StageEvidence:
         if run != first and stages.asks_alike(plan, first.plan):
             return stages.taken_over("accuracy", plan, evidence, first.evidence, first.stages())
+        tell(estimate.line_before_accuracy(plan, evidence))
         asking = stages.AskingLimits(
             repetitions=lambda task: compare.repetitions(plan, evidence, task),
             is_decided=lambda task: stopping.accuracy_decided(plan, evidence, task),

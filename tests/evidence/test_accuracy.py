@@ -443,6 +443,16 @@ def test_what_the_recipe_says_of_asking_arrives_at_the_server(at_once: int, tmp_
     )
 
 
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("stop", [[], ["END", "Q:"]])
+def test_a_reply_ends_at_the_recipes_own_texts(api: str, stop: list[str], tmp_path: Path, data: tuple[Path, Path]) -> None:
+    book = Book(QUESTIONS)
+    with asked(book, plan_of(data, api=api, stop=stop), tmp_path / "accuracy" / "gsm8k") as run:
+        run.ask(run.steps[0])
+    assert [request["stop"] for request in book.requests] == [stop] * len(book.requests)
+    assert book.requests
+
+
 def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again(
     tmp_path: Path, data: tuple[Path, Path]
 ) -> None:

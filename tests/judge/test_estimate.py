@@ -8,10 +8,10 @@ import pytest
 from tests.evidence.test_load import CAPTURED
 from tests.judge.test_compare import cell_plan, keep_history, server_plan
 from vllm_qualify.evidence.load.client import Made
-from vllm_qualify.judge.estimate import after, line_before, taken
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.judge.estimate import after, line_before, line_before_accuracy, taken
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.workload import Accuracy, Load
 
 LOAD = Load(input_len=1024, output_len=1000, max_concurrency=100, num_prompts=1280, num_warmups=20)
 THROUGHPUT = gate_of(metric="output_throughput_tok_s", minimum=10_000, unit="tok/s")
@@ -132,3 +132,20 @@ def test_a_first_repeat_that_is_a_look_tells_what_is_undecided() -> None:
     assert message == (
         "load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: 102 min, 408 GPU-min, $17.00; within time_budget_s 900"
     )
+
+
+def asked(task: str, repetitions: int, **settings: Any) -> TaskPlan:
+    accuracy = Accuracy(task=task, num_questions=1000, max_gen_toks=200, **settings)
+    return TaskPlan(settings=accuracy, num_concurrent=8, repetitions=repetitions, sequential=True)
+
+
+def test_before_the_first_question_it_says_how_many_answers_there_may_be(tmp_path: Path) -> None:
+    tasks = [asked("gsm8k", 1), asked("aime25", 8, sampling="model", samples_per_question=4)]
+    fast = plan(gate_of(metric="output_throughput_tok_s", minimum=1000, unit="tok/s"), price=3.6)
+    line = line_before_accuracy(fast.model_copy(update={"accuracy": tasks}), tmp_path)
+    assert line == (
+        "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most 1,800,000"
+        " tokens, at the load's rate if as fast as its gates demand up to 30 min, 120 GPU-min, $7.20"
+    )
+    unknown = plan().model_copy(update={"accuracy": tasks[:1]})
+    assert line_before_accuracy(unknown, tmp_path) == "accuracy: gsm8k 1,000 answers of up to 200 tokens; at most 200,000 tokens"

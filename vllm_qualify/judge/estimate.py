@@ -1,4 +1,4 @@
-"""What a load takes, reported before it starts and at each look: repeats, minutes, GPU-minutes, and with a price its cost."""
+"""What answers and a load take, reported before they start, and of a load at each look: minutes, GPU-minutes, with a price cost."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from vllm_qualify.evidence.load.figures import OUTPUT
 from vllm_qualify.evidence.measurement import UNUSABLE, StageEvidence
 from vllm_qualify.evidence.starts import FIRST, repeats_of
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.workload import Load
 
@@ -29,6 +29,31 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
     repeat_s, why = known
     times = taken(plan, looks[0] * repeat_s, looks[-1] * repeat_s)
     return f"load: {repeats} of about {repeat_s:.0f} s, {why}: {times}{_budget(plan.load)}{_starts(plan)}"
+
+
+def line_before_accuracy(plan: CellPlan, evidence: Path) -> str:
+    """The line before the first question: how many answers of how many tokens, and how long the most would take.
+
+    The rate is that of the load: nothing better is known before the first answer.
+    """
+    tasks = [f"{task.name} {_answers(task)}" for task in plan.accuracy]
+    tokens = sum(_most_answers(task) * task.settings.max_gen_toks for task in plan.accuracy)
+    line = f"accuracy: {', '.join(tasks)}; at most {tokens:,} tokens"
+    known = _load_rate(plan, evidence)
+    if known is None:
+        return line
+    rate, why = known
+    return f"{line}, at the load's rate {why} up to {taken(plan, tokens / rate)}"
+
+
+def _answers(task: TaskPlan) -> str:
+    least = task.settings.num_questions * task.least_repetitions
+    answers = _range(f"{least:,}", f"{_most_answers(task):,}")
+    return f"{answers} answer{'' if answers == '1' else 's'} of up to {task.settings.max_gen_toks:,} tokens"
+
+
+def _most_answers(task: TaskPlan) -> int:
+    return task.settings.num_questions * task.repetitions
 
 
 def line_before_soak(plan: CellPlan) -> str:
@@ -109,11 +134,17 @@ def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
     if plan.load.trace:
         return None
     tokens = (plan.load.num_prompts + plan.load.num_warmups) * plan.load.output_len * _turns(plan)
+    known = _load_rate(plan, evidence)
+    return (tokens / known[0], known[1]) if known else None
+
+
+def _load_rate(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
+    """The output tokens per second that the load is expected to have, and the reason; None if they are not known."""
     rate = _rate_of_baseline(plan, evidence)
     if rate:
-        return tokens / rate, "as fast as the baseline"
+        return rate, "as fast as the baseline"
     demanded = max(_demanded(plan), default=None)
-    return (tokens / demanded, "if as fast as its gates demand") if demanded else None
+    return (demanded, "if as fast as its gates demand") if demanded else None
 
 
 def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:

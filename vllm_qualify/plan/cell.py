@@ -84,7 +84,8 @@ class TaskPlan(Frozen):
         """What lm-eval sends with each request beside the task's own: its `gen_kwargs`, by the names of OpenAI and vLLM."""
         settings = self.settings
         own = {"chat_template_kwargs": settings.chat_template_kwargs, "reasoning_effort": settings.reasoning_effort}
-        return (self.sampling.numbers if self.sampling else {}) | {name: value for name, value in own.items() if value}
+        stop = {} if settings.stop is None else {"until": settings.stop}
+        return (self.sampling.numbers if self.sampling else {}) | stop | {name: value for name, value in own.items() if value}
 
 
 class LikelihoodPlan(Frozen):

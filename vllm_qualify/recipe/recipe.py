@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from vllm_qualify.recipe.anchor import NamedAnchor
 from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1, TURN_TTFTS
+from vllm_qualify.recipe.presets import with_presets
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Positive, Seconds, TaskName, Text
 from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Soak, Sweep
@@ -152,7 +153,9 @@ class Recipe(Frozen):
         description="what every server offers beyond completions. Each promise adds its checks to the contract. All need"
         " `chat` beside them, and `parallel_tools` needs `tools`",
     )
-    accuracy: list[Accuracy] = Field(min_length=1, description="the lm-eval tasks")
+    accuracy: Annotated[list[Accuracy], BeforeValidator(with_presets)] = Field(
+        min_length=1, description="the lm-eval tasks. `preset: chat` in place of one stands for the tasks of that preset"
+    )
     likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
     gates: Gates = Field(min_length=1, description="gates of every cell")
     waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")

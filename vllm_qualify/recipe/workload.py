@@ -70,6 +70,12 @@ class Accuracy(Frozen):
     max_gen_toks: Count = Field(
         default=256, description="longest reply, with its thinking; with 256 a task keeps a length of its own, if it has one"
     )
+    stop: list[Text] | None = Field(
+        default=None,
+        max_length=4,
+        description="texts that end a reply, in place of the task's own, which are for completions: in a chat they also end it while"
+        " the model thinks. With [] it ends where the model ends it",
+    )
     sampling: Sampling | Literal["model"] | None = Field(
         default=None,
         description="how tokens are chosen; `model` takes the numbers of the model's generation_config.json and of"
