@@ -144,8 +144,8 @@ def test_before_the_first_question_it_says_how_many_answers_there_may_be(tmp_pat
     fast = plan(gate_of(metric="output_throughput_tok_s", minimum=1000, unit="tok/s"), price=3.6)
     line = line_before_accuracy(fast.model_copy(update={"accuracy": tasks}), tmp_path)
     assert line == (
-        "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most 1,800,000"
-        " tokens, at the load's rate if as fast as its gates demand up to 30 min, 120 GPU-min, $7.20"
+        "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
+        " 1,800,000 tokens, at the load's rate if as fast as its gates demand up to 30 min, 120 GPU-min, $7.20"
     )
-    unknown = plan().model_copy(update={"accuracy": tasks[:1]})
-    assert line_before_accuracy(unknown, tmp_path) == "accuracy: gsm8k 1,000 answers of up to 200 tokens; at most 200,000 tokens"
+    line = line_before_accuracy(plan().model_copy(update={"accuracy": tasks[:1]}), tmp_path)
+    assert line == "accuracy: gsm8k 1,000 answers of up to 200 tokens; at most 200,000 tokens"

@@ -1,20 +1,19 @@
-"""Presets of accuracy tasks: what they stand for, and that lm-eval has their tasks in the form that they are asked in."""
+"""Presets of accuracy tasks: what they stand for, that lm-eval has their tasks, and what the page on them says."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
-from ruamel.yaml import YAML
 
-from tests.recipes import Document, loaded_reference, write
-from vllm_qualify.errors import QualifyError
+from tests.recipes import reference, write
+from vllm_qualify.errors import CallerError
+from vllm_qualify.evidence import lm_eval_internals
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.presets import PRESETS
 from vllm_qualify.recipe.workload import Accuracy
 
-# How many questions the data of each task has, by its card on the hub.
+# How many questions the data of each task has, by the data's own page.
 QUESTIONS = {
     "gsm8k": 1319,
     "mmlu": 14042,
@@ -25,3 +24,68 @@ QUESTIONS = {
     "gpqa_diamond_cot_zeroshot": 198,
 }
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+
+def accuracy_of(folder: Path, *entries: dict[str, Any]) -> list[Accuracy]:
+    document = reference() | {"accuracy": list(entries)}
+    document["gates"] = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
+    for gpu_type in document["gpu_types"].values():
+        for profile in gpu_type["profiles"].values():
+            profile["gates"] = []
+    return load_recipe(str(write(document, folder / "recipe.yaml"))).recipe.accuracy
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_stands_for_its_tasks(name: str, tmp_path: Path) -> None:
+    tasks = accuracy_of(tmp_path, {"preset": name})
+    assert [task.task for task in tasks] == [task["task"] for task in PRESETS[name]]
+    for task in tasks:
+        assert task.num_questions <= QUESTIONS[task.task]
+        assert (task.api, task.stop) == (("completions", None) if name == "base" else ("chat", []))
+
+
+def test_what_is_said_beside_a_preset_is_said_of_each_of_its_tasks(tmp_path: Path) -> None:
+    tasks = accuracy_of(
+        tmp_path, {"preset": "reasoning", "reasoning_effort": "high", "max_gen_toks": 65536}, {"num_questions": 9}
+    )
+    assert [(task.task, task.reasoning_effort, task.max_gen_toks) for task in tasks] == [
+        ("aime25", "high", 65536),
+        ("gpqa_diamond_cot_zeroshot", "high", 65536),
+        ("mmlu_pro", "high", 65536),
+        ("gsm8k", None, 256),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"preset": "chats"}, "there is no preset 'chats': take base, chat, reasoning"),
+        ({"preset": ["chat"]}, "there is no preset ['chat']: take"),
+        ({"preset": "chat", "task": "gsm8k"}, "has the preset 'chat' and a task: make two entries of it"),
+        ({"preset": "chat", "num_question": 3}, "num_question"),
+        ({"preset": "base", "reasoning_effort": "low"}, "'reasoning_effort' is of chats"),
+    ],
+)
+def test_a_preset_that_cannot_be_is_refused(entry: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CallerError) as refused:
+        accuracy_of(tmp_path, entry)
+    assert message in str(refused.value)
+
+
+def test_a_task_of_two_presets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="mmlu_pro more than once"):
+        accuracy_of(tmp_path, {"preset": "chat"}, {"preset": "reasoning"})
+
+
+@pytest.mark.parametrize("task", sorted({task["task"] for tasks in PRESETS.values() for task in tasks}))
+def test_lm_eval_has_the_task(task: str) -> None:
+    assert lm_eval_internals.find(task, None) is not None
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_page_says_what_a_preset_costs(name: str, tmp_path: Path) -> None:
+    tasks = accuracy_of(tmp_path, {"preset": name})
+    answers = [task.num_questions * task.samples_per_question for task in tasks]
+    tokens = sum(number * task.max_gen_toks for number, task in zip(answers, tasks, strict=True))
+    (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGE.read_text(), re.MULTILINE)
+    assert row.endswith(f"| {sum(answers):,} | {tokens:,} |")

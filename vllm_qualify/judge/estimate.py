@@ -1,4 +1,4 @@
-"""What answers and a load take, reported before they start, and of a load at each look: minutes, GPU-minutes, with a price cost."""
+"""What answers and a load take, reported before they start, and of a load at each look: minutes, GPU-minutes, and the cost."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

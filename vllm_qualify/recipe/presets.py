@@ -1,7 +1,7 @@
 """Presets: accuracy tasks for a kind of model, asked as such a model is used. A recipe names one in place of the tasks.
 
-A preset has no gates. `docs/accuracy.md` says which preset is for which model, and what each cannot see. The numbers of questions
-are those of the tasks' own data, unless a task has more than a release needs.
+A preset has no gates. `docs/accuracy.md` says which preset is for which model, and what each cannot see. The numbers of
+questions are those of the tasks' own data, unless a task has more than a release needs.
 """
 
 from typing import Any

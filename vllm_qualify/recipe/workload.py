@@ -73,8 +73,8 @@ class Accuracy(Frozen):
     stop: list[Text] | None = Field(
         default=None,
         max_length=4,
-        description="texts that end a reply, in place of the task's own, which are for completions: in a chat they also end it while"
-        " the model thinks. With [] it ends where the model ends it",
+        description="texts that end a reply, in place of the task's own, which are for completions: in a chat they also end it"
+        " while the model thinks. With [] it ends where the model ends it",
     )
     sampling: Sampling | Literal["model"] | None = Field(
         default=None,
