@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, RUN, publish_report, with_gate
+from tests.approval.builder import CELL, NEWER, RUN, publish_report, with_gate
 from tests.approver.desk import PAGE, Asked, asked
 from tests.html import Reader
 from vllm_qualify.approval.decision import read_decision
@@ -13,6 +13,8 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.report.model import Report
 
 pytestmark = pytest.mark.usefixtures("believed")
 
@@ -45,6 +47,25 @@ def test_ada_sees_the_reports_and_the_gates(service: Asked, run: PublishedRun, a
         "is not approved",
     ):
         assert expected in shown.text
+
+
+def test_checks_that_hold_are_one_line_and_others_are_rows(service: Asked, store: Store, tmp_path: Path, adas: str) -> None:
+    def change(report: Report) -> Report:
+        first, *others = report.judgement.gates
+        checks = [
+            first.model_copy(update={"gate": gate_of(metric=name, minimum=1, unit="bool"), "verdict": verdict})
+            for name, verdict in (("contract_models", "pass"), ("contract_chat", "pass"), ("contract_seed", "fail"))
+        ]
+        judgement = report.judgement.model_copy(update={"gates": [first, *others, *checks], "verdict": "fail"})
+        return report.model_copy(update={"judgement": judgement})
+
+    publish_report(store, tmp_path / "others", NEWER, change)
+    page = service.look(PAGE.replace(RUN, NEWER), "Ada", adas).text
+    table, _, rest = page.partition("</table>")
+    assert "contract_seed" in table
+    assert "contract_models" not in table
+    assert "6 yes-or-no checks hold" in rest
+    assert "contract_models" in rest
 
 
 def test_ada_approves_in_her_own_name(service: Asked, store: Store, run: PublishedRun, adas: str) -> None:

@@ -24,7 +24,7 @@ from vllm_qualify.errors import CallerError, QualifyError, StoreError
 from vllm_qualify.publish.store import MissingObjectError
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.templates import template
-from vllm_qualify.report.words import gate_rows
+from vllm_qualify.report.words import brief_gate_rows
 
 MOST_BODY_BYTES = 16 * 1024
 # The pages run nothing, load nothing, and stand in no other page.
@@ -67,12 +67,14 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
     @app.get("/runs/{run_id}/{cell:path}")
     def report(run_id: str, cell: str, name: Annotated[str, Depends(approver)]) -> HTMLResponse:
         run = desk.run(checked_cell(cell), run_id)
+        gates, holding = brief_gate_rows(run.report.judgement)
         return _page(
             "report.html.jinja",
             name,
             run=run,
             facts=facts(run.report),
-            gates=gate_rows(run.report.judgement),
+            gates=gates,
+            holding=holding,
             standing=desk.standing(run),
             why_by_hand=desk.why_by_hand(run),
             departures=list(desk.departures(run)),

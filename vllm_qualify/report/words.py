@@ -69,6 +69,13 @@ def gate_rows(judgement: Judgement) -> list[GateRow]:
     return [_gate_row(result) for result in worst_first(judgement)]
 
 
+def brief_gate_rows(judgement: Judgement) -> tuple[list[GateRow], list[GateRow]]:
+    """The gates to be read before a decision, the worst verdict first, and apart from them the yes-or-no checks that hold."""
+    results = worst_first(judgement)
+    holding = [result for result in results if result.verdict == "pass" and not result.gate.has_noise]
+    return [_gate_row(result) for result in results if result not in holding], [_gate_row(result) for result in holding]
+
+
 def worst_first(judgement: Judgement) -> list[GateVerdict]:
     return sorted(judgement.gates, key=lambda gate: (WORST_FIRST.index(gate.verdict), not gate.gate.has_noise))
 
