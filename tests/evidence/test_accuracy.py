@@ -231,6 +231,18 @@ def test_faults_of_texts_are_shares_of_the_questions(folder: Path) -> None:
     assert rows[STRICT].value == 1 / 8
 
 
+def test_thinking_that_loops_is_a_loop_whatever_the_answer_is(folder: Path) -> None:
+    """Of 8 questions one, in its only answer; the file of thoughts is as the worker writes it."""
+    path = next((folder / "r1-b1").glob("samples_*"))
+    row = next(row for line in path.read_text().split("\n") if line and (row := json.loads(line))["doc_id"] == 9)
+    kept = {"prompt_hash": row["prompt_hash"], "finish_reason": "length", "thinking": "Wait. " * 99, "is_empty": False}
+    replies = folder / "r1-b1" / "replies.jsonl"
+    replies.write_text(json.dumps(kept) + "\n")
+    assert by_filter(folder)["looping_answers"].value == 1 / 8
+    replies.write_text("{")
+    assert "cannot be read" in (by_filter(folder)["looping_answers"].invalid_because or "")
+
+
 def count_tokens(folder: Path, tokens: dict[str, list[int]]) -> None:
     """Pages of metrics with vLLM's histogram. Before each step the server has had a reply of 7 tokens."""
     for path in folder.glob("r*-b*"):

@@ -259,6 +259,7 @@ def _questions(flips: int = 6) -> ScoredQuestions:
         gained=len(gained),
         topics=["law", f"{SCRIPT}{IMAGE}{CONTROL}"],
         about=[None if number == 2 else number % 3 % 2 for number in range(QUESTIONS)],
+        cut=[0, 300],
         flips=[
             Flip(
                 question=number,

@@ -148,6 +148,15 @@ def test_a_task_is_chosen_without_a_script(opened: Open, compared: Report, tmp_p
     assert faults == []
 
 
+def test_what_was_cut_is_chosen_without_a_script(opened: Open, compared_file: Path) -> None:
+    page, faults = opened(compared_file, WIDE)
+    page.get_by_role("checkbox", name="cut (2)").check()
+    assert page.locator(".flip:visible").count() == 1
+    page.get_by_text("Every question").click()
+    assert page.locator(".every tbody tr:visible th").all_inner_texts() == ["0", "300"]
+    assert faults == []
+
+
 def test_what_was_thought_is_folded(opened: Open, compared_file: Path) -> None:
     page, _ = opened(compared_file, WIDE)
     thinking = page.locator(".thinking")

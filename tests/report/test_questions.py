@@ -13,9 +13,11 @@ from tests.evidence.test_answers import PLAN as TASK
 from tests.html import Reader
 from tests.judge.test_compare import QUESTIONS as ASKED
 from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
-from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Reply, hashed, right_but
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, hashed, right_but
+from tests.lm_eval_files import Reply as Scored
 from tests.report.builder import SCRIPT, compared_report, passed_report
 from vllm_qualify.evidence.answers import read_answers, write
+from vllm_qualify.evidence.thinking import REPLIES, Reply
 from vllm_qualify.judge.compare import answers_path
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.stores import open_store
@@ -148,8 +150,8 @@ def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -
     """Right once in three times is wrong: shown is a wrong one, and of the other a right one."""
     evidence = tmp_path / "evidence"
 
-    def seldom(question: int, repetition: int) -> Reply:
-        return Reply(1.0 if repetition == 2 else 0.0, length=repetition) if question == GAINED else RIGHT
+    def seldom(question: int, repetition: int) -> Scored:
+        return Scored(1.0 if repetition == 2 else 0.0, length=repetition) if question == GAINED else RIGHT
 
     keep_baseline(evidence, seldom)
     ask(evidence, right_but([]))
@@ -212,6 +214,34 @@ def test_what_was_thought_is_apart_from_the_answer(evidence: Path) -> None:
     assert (gained.our_thinking, gained.ours) == (Excerpt(text="without an end"), Excerpt(text=""))
     assert lost.their_thinking is None
     assert lost.bytes == sum(len(each.text) for each in (lost.asked, lost.target, lost.theirs, lost.ours) if each) + 2000
+
+
+def keep_replies(folder: Path, cut: int, thinking: str) -> None:
+    """What the worker keeps beside lm-eval's files: one answer was cut, and each was thought about."""
+    for step in folder.glob("r*-b*"):
+        rows = [json.loads(line) for line in next(step.glob("samples_*.jsonl")).read_text().split("\n") if line]
+        kept = [
+            Reply(
+                prompt_hash=row["prompt_hash"],
+                finish_reason="length" if row["doc_id"] == cut else "stop",
+                thinking=f"{thinking} {row['doc_id']}",
+                is_empty=False,
+            )
+            for row in rows
+        ]
+        (step / REPLIES).write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
+
+
+def test_thinking_that_the_server_split_off_is_shown_and_what_was_cut_is_known(evidence: Path) -> None:
+    keep_replies(evidence / "accuracy" / "gsm8k", LOST, SCRIPT)
+    scored = compared(evidence)
+    assert scored.cut == [LOST]
+    lost, gained = scored.flips
+    assert (lost.our_thinking, lost.ours) == (Excerpt(text=f"{SCRIPT} {LOST}"), Excerpt(text="x" * 100))
+    assert gained.our_thinking == Excerpt(text=f"{SCRIPT} {GAINED}")
+    assert lost.their_thinking is None
+    next((evidence / "accuracy" / "gsm8k").glob(f"r*-b*/{REPLIES}")).unlink()
+    assert compared(evidence).cut is None
 
 
 def test_questions_have_the_topics_of_their_data(evidence: Path) -> None:
@@ -328,8 +358,8 @@ def test_where_all_words_have_room_there_is_no_second_page(evidence: Path) -> No
 def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
     evidence = tmp_path / "evidence"
 
-    def answering(question: int, _: int) -> Reply:
-        return Reply(0.0, flexible=1.0) if question == LOST else RIGHT
+    def answering(question: int, _: int) -> Scored:
+        return Scored(0.0, flexible=1.0) if question == LOST else RIGHT
 
     keep_baseline(evidence, right_but([]))
     ask(evidence, answering)

@@ -45,7 +45,8 @@ from vllm_qualify.evidence.lm_eval_worker import (
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
 from vllm_qualify.evidence.reply_tokens import COUNT, SUM, reply_tokens
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
-from vllm_qualify.evidence.thinking import REPLIES, without_answers
+from vllm_qualify.evidence.texts import ends_in_loop
+from vllm_qualify.evidence.thinking import REPLIES, read_replies, without_answers
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, METRICS, OTHER_SCRIPT
 from vllm_qualify.recipe.values import Frozen
@@ -295,7 +296,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
     done = finished(folder, task)
     rows += [_truncated(answered, folder, done, at, source), _tokens(answered, folder, done, at, source)]
-    return [*rows, *(_faults(metric, answered, at, source) for metric in FAULTS)]
+    return [*rows, *(_faults(metric, answered, folder, done, at, source) for metric in FAULTS)]
 
 
 def asked_again(folder: Path, task: TaskPlan) -> str:
@@ -429,14 +430,18 @@ def _tokens(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sid
     )
 
 
-def _faults(metric: str, answered: Answered, at: Sides, source: str) -> Measurement:
+def _faults(metric: str, answered: Answered, folder: Path, done: list[QuestionBlock], at: Sides, source: str) -> Measurement:
     """The share of answers with a fault of their text; of a question that was asked several times, the mean of its answers."""
+    try:
+        looping = _looping_thoughts(folder, done) if metric == LOOPING else set()
+    except UNUSABLE as error:
+        return invalid(metric, f"what was thought cannot be read: {in_words(error)}", source, task=answered.task)
     by_question: dict[int, list[bool]] = {}
     for answer in answered.answers:
         is_faulty = getattr(answer, FAULTS[metric])
         if is_faulty is None:
             return invalid(metric, NO_ANSWERS, source, task=answered.task)
-        by_question.setdefault(answer.question, []).append(is_faulty)
+        by_question.setdefault(answer.question, []).append(is_faulty or (answer.step, answer.prompt_hash) in looping)
     total = math.fsum(sum(faulty) / len(faulty) for faulty in by_question.values())
     return valid(
         metric,
@@ -449,6 +454,16 @@ def _faults(metric: str, answered: Answered, at: Sides, source: str) -> Measurem
             dict.fromkeys(f"{source.rpartition('/')[0]}/{answer.traced_to.rpartition(':')[0]}" for answer in answered.answers)
         ),
     )
+
+
+def _looping_thoughts(folder: Path, done: list[QuestionBlock]) -> set[tuple[str, str]]:
+    """The replies whose thinking ends in a loop, by the step and the prompt's hash. Their answer may be empty."""
+    return {
+        (step.folder, reply.prompt_hash)
+        for step in done
+        for reply in read_replies(folder / step.folder)
+        if reply.thinking and ends_in_loop(reply.thinking)
+    }
 
 
 def _gain(folder: Path, questions: int) -> tuple[float, float]:

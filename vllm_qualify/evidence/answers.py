@@ -70,6 +70,11 @@ class Answer(Frozen):
     unanswered: bool
     traced_to: str
 
+    @property
+    def step(self) -> str:
+        """The folder of the step that asked it."""
+        return self.traced_to.partition("/")[0]
+
     def score(self, key: str) -> float:
         """Its score by `<metric>,<filter>`; an empty reply is wrong."""
         return 0.0 if self.unanswered else self.scores[key]

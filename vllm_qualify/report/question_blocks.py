@@ -1,5 +1,6 @@
 """The questions of a report as its page has them: what flipped with both answers, and every question in a list."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -9,6 +10,8 @@ from vllm_qualify.report import words
 from vllm_qualify.report.questions import Excerpt, Flip, ScoredQuestions, Way
 from vllm_qualify.report.replies import Pieces, difference
 
+# The normal distribution's quantile of 97.5 %.
+Z_95 = 1.959964
 EMPTY = "empty"
 NOT_KEPT = "its words are not in this run's evidence"
 NOT_MARKED = "What differs is not marked: the two answers have too little in common, or are too long."
@@ -38,7 +41,7 @@ class FlipBlock:
     number: int
     anchor: str
     way: Way
-    topic: str
+    marks: str
     scores: str
     asked: list[TextBlock]
     theirs: AnswerBlock
@@ -54,9 +57,21 @@ class QuestionRow:
     anchor: str
     leads_to: str
     way: str
-    topic: str
+    marks: str
     ours: str
     theirs: str
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """The questions of a topic that both sides answered. The difference is what was gained less what was lost."""
+
+    topic: str
+    questions: int
+    lost: int
+    gained: int
+    difference: str
+    interval: str
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,7 @@ class QuestionsSection:
     scored: ScoredQuestions
     flips: list[FlipBlock]
     rows: list[QuestionRow]
+    topics: list[TopicRow]
     unshown: int
     left_out: int
 
@@ -93,13 +109,21 @@ def topic_class(place: int | None) -> str:
     return "" if place is None else f"t{place}"
 
 
+def _marks(number: int, place: int | None, cut: frozenset[int]) -> str:
+    """The classes by which a question can be chosen."""
+    return " ".join(filter(None, (topic_class(place), "cut" if number in cut else "")))
+
+
 def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
     ways = scored.ways
     theirs = scored.theirs or [None] * len(scored.ours)
     scores = dict(zip(scored.numbers, zip(scored.ours, theirs, strict=True), strict=True))
     about = dict(zip(scored.numbers, scored.about or [None] * len(scored.numbers), strict=True))
+    cut = frozenset(scored.cut or ())
     flips = [
-        _flip(flip, way, anchor_of(name, flip.question), topic_class(about[flip.question]), scores[flip.question])
+        _flip(
+            flip, way, anchor_of(name, flip.question), _marks(flip.question, about[flip.question], cut), scores[flip.question]
+        )
         for flip in scored.flips
         if (way := ways.get(flip.question))
     ]
@@ -119,18 +143,50 @@ def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
                 anchor="" if number in shown else anchor_of(name, number),
                 leads_to=leads_to(number),
                 way=ways[number] or "",
-                topic=topic_class(about[number]),
+                marks=_marks(number, about[number], cut),
                 ours=_score(scores[number][0]),
                 theirs=_score(scores[number][1]),
             )
             for number in scored.numbers
         ],
+        topics=topic_rows(scored),
         unshown=scored.flipped - len(scored.flips),
         left_out=scored.asked - len(scored.numbers),
     )
 
 
-def _flip(flip: Flip, way: Way, anchor: str, topic: str, scores: tuple[float | None, float | None]) -> FlipBlock:
+def topic_rows(scored: ScoredQuestions) -> list[TopicRow]:
+    """A row for each topic with a question that both sides answered; none if questions were left out or nothing is compared."""
+    if not scored.theirs or scored.asked != len(scored.numbers):
+        return []
+    ways = scored.ways
+    flips: dict[int, list[Way | None]] = {}
+    for number, ours, theirs, place in zip(scored.numbers, scored.ours, scored.theirs, scored.about, strict=False):
+        if place is not None and ours is not None and theirs is not None:
+            flips.setdefault(place, []).append(ways[number])
+    return [_topic_row(topic, flips[place]) for place, topic in enumerate(scored.topics) if place in flips]
+
+
+def _topic_row(topic: str, ways: Sequence[Way | None]) -> TopicRow:
+    lost, gained = ways.count("lost"), ways.count("gained")
+    lower, upper = difference_interval(lost, gained, len(ways))
+    points = [f"{100 * share:+.1f}" for share in ((gained - lost) / len(ways), lower, upper)]
+    return TopicRow(topic, len(ways), lost, gained, f"{points[0]} pp", f"{points[1]} to {points[2]} pp")
+
+
+def difference_interval(lost: int, gained: int, questions: int) -> tuple[float, float]:
+    """Bounds of the difference of two shares over the same questions, at 95 %: what was gained less what was lost.
+
+    Wald's bounds with half a question added to each of the four cases (Agresti & Min 2005, "Simple improved confidence
+    intervals for comparing matched proportions", Statistics in Medicine 24).
+    """
+    worse, better, count = lost + 0.5, gained + 0.5, questions + 2
+    middle = (better - worse) / count
+    error = Z_95 * math.sqrt(worse + better - (better - worse) ** 2 / count) / count
+    return max(-1.0, middle - error), min(1.0, middle + error)
+
+
+def _flip(flip: Flip, way: Way, anchor: str, marks: str, scores: tuple[float | None, float | None]) -> FlipBlock:
     ours, theirs = map(_score, scores)
     marked = difference(flip.theirs.text, flip.ours.text) if flip.theirs and flip.ours else None
     before, now = marked or (None, None)
@@ -139,7 +195,7 @@ def _flip(flip: Flip, way: Way, anchor: str, topic: str, scores: tuple[float | N
         number=flip.question,
         anchor=anchor,
         way=way,
-        topic=topic,
+        marks=marks,
         scores=f"{theirs} at the baseline, {ours} here",
         asked=[_text("Question", flip.asked), _text("Expected", flip.target)],
         theirs=_answer(f"Baseline: {theirs}", flip.theirs, flip.their_thinking, before),

@@ -14,6 +14,7 @@ from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.accuracy import asked_again, thought_without_answers
 from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.evidence.thinking import CUT, REPLIES, read_replies
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
@@ -74,6 +75,7 @@ class ScoredQuestions(Frozen):
     `numbers` are the questions. For each, `ours` and `theirs` have the mean score of its answers; None if it has no answer.
     Some questions may be left out, but `asked`, `lost` and `gained` count all of them. `topics` are what the task's own data
     says that questions are about. If there are any, `about` has for each of `numbers` the place of its topic in `topics`.
+    `cut` are those with an answer here that was cut at the most tokens allowed; None if that is not known of each answer.
     """
 
     task: str
@@ -88,6 +90,7 @@ class ScoredQuestions(Frozen):
     gained: CountOrNone = 0
     topics: list[str] = []
     about: list[CountOrNone | None] = []
+    cut: list[CountOrNone] | None = None
     flips: list[Flip] = []
     notes: list[str] = []
 
@@ -198,6 +201,7 @@ def _questions(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, ro
         gained=counted.count("gained"),
         topics=topics,
         about=about,
+        cut=_cut(folder, here, numbers),
         flips=kept,
         notes=list(_notes(problem, kept, asked_again(folder, task), thought_without_answers(folder, task))),
     )
@@ -225,6 +229,15 @@ def _topics(by_question: dict[int, list[Answer]], numbers: Sequence[int]) -> tup
     places = {topic: place for place, topic in enumerate(topics)}
     about = [places[topic] if (topic := named[number]) else None for number in numbers]
     return [topic[:MOST_TOPIC_CHARACTERS] for topic in topics], about
+
+
+def _cut(folder: Path, by_question: dict[int, list[Answer]], numbers: Sequence[int]) -> list[int] | None:
+    """The questions with an answer that was cut; None if the replies of a step were not kept."""
+    steps = {answer.step for answers in by_question.values() for answer in answers}
+    if not all((folder / step / REPLIES).exists() for step in steps):
+        return None
+    cut = {(step, reply.prompt_hash) for step in steps for reply in read_replies(folder / step) if reply.finish_reason == CUT}
+    return [number for number in numbers if any((each.step, each.prompt_hash) in cut for each in by_question[number])]
 
 
 def _theirs(plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple[dict[int, list[Answer]], str | None]:
@@ -285,6 +298,16 @@ class _Side(NamedTuple):
         alike = [each for each in self.answers[number] if is_right(each.score(name)) == right]
         return next((each for each in alike if self.place(each)[0].is_file()), alike[0])
 
+    def thoughts(self, shown: Sequence[Answer]) -> dict[str, str]:
+        """What was thought before these answers, apart from them, by where they are from."""
+        wanted = {(answer.step, answer.prompt_hash): answer.traced_to for answer in shown}
+        return {
+            wanted[step, reply.prompt_hash]: reply.thinking
+            for step in {step for step, _ in wanted}
+            for reply in read_replies(self.folder / step)
+            if reply.thinking and (step, reply.prompt_hash) in wanted
+        }
+
     def place(self, answer: Answer) -> tuple[Path, int]:
         path, _, line = answer.traced_to.rpartition(":")
         return self.folder / path, int(line)
@@ -294,8 +317,15 @@ def _flips(numbers: Sequence[int], ours: _Side, theirs: _Side, name: str, most: 
     answers = {number: (ours.telling(number, name), theirs.telling(number, name)) for number in numbers}
     here = _rows([ours.place(mine) for mine, _ in answers.values()])
     there = _rows([theirs.place(their) for _, their in answers.values()])
+    our_thoughts = ours.thoughts([mine for mine, _ in answers.values()])
+    their_thoughts = theirs.thoughts([their for _, their in answers.values()])
     return [
-        _flip(number, here.get(ours.place(mine)), there.get(theirs.place(their)), most)
+        _flip(
+            number,
+            _Said(here.get(ours.place(mine)), our_thoughts.get(mine.traced_to)),
+            _Said(there.get(theirs.place(their)), their_thoughts.get(their.traced_to)),
+            most,
+        )
         for number, (mine, their) in answers.items()
     ]
 
@@ -318,10 +348,25 @@ def _rows_of(path: Path, lines: set[int]) -> Iterator[tuple[int, dict[str, Any]]
         yield from ((number, json.loads(text)) for number, text in enumerate(file, start=1) if number in lines)
 
 
-def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | None, most: int) -> Flip:
-    row = ours or theirs
-    their_thinking, their_answer = _said(theirs, most)
-    our_thinking, our_answer = _said(ours, most)
+class _Said(NamedTuple):
+    """One side's answer to a question: lm-eval's row, and what was thought apart from it."""
+
+    row: dict[str, Any] | None
+    thought: str | None
+
+    def excerpts(self, most: int) -> tuple[Excerpt | None, Excerpt | None]:
+        """What was thought, and the answer."""
+        if self.row is None:
+            return None, None
+        reply = apart(_reply(self.row))
+        thoughts = [each for each in (self.thought, reply.thinking) if each is not None]
+        return _begin("\n\n".join(thoughts), most) if thoughts else None, _begin(reply.answer, most)
+
+
+def _flip(number: int, ours: _Said, theirs: _Said, most: int) -> Flip:
+    row = ours.row or theirs.row
+    their_thinking, their_answer = theirs.excerpts(most)
+    our_thinking, our_answer = ours.excerpts(most)
     return Flip(
         question=number,
         asked=_asked(row, most) if row else None,
@@ -331,14 +376,6 @@ def _flip(number: int, ours: dict[str, Any] | None, theirs: dict[str, Any] | Non
         their_thinking=their_thinking,
         our_thinking=our_thinking,
     )
-
-
-def _said(row: dict[str, Any] | None, most: int) -> tuple[Excerpt | None, Excerpt | None]:
-    """What was thought, and the answer."""
-    if row is None:
-        return None, None
-    reply = apart(_reply(row))
-    return None if reply.thinking is None else _begin(reply.thinking, most), _begin(reply.answer, most)
 
 
 def _asked(row: dict[str, Any], most: int) -> Excerpt:
