@@ -87,7 +87,7 @@ def store(tmp_path: Path) -> Store:
 
 
 SCORES = "likelihood/answers.jsonl"
-WORDS = "r1-b1/samples_gsm8k_2026-11-20.jsonl"
+WORDS, THOUGHTS = "r1-b1/samples_gsm8k_2026-11-20.jsonl", "r1-b1/replies.jsonl"
 
 
 def weights(folder: Path) -> Path:
@@ -138,6 +138,8 @@ def made(plan: CellPlan, run_id: str, folder: Path, verdict: str = "pass") -> tu
         (answers_path("gsm8k"), ANSWERS),
         ("accuracy/gsm8k/lm-eval.log", b"log\n"),
         (f"accuracy/gsm8k/{WORDS}", b"{}\n"),
+        (f"accuracy/gsm8k/{THOUGHTS}", b"{}\n"),
+        ("accuracy/gsm8k/r2-b1/replies.jsonl", b"{}\n"),
         ("accuracy/gsm8k/r2-b1/samples_gsm8k_2026-11-20.jsonl", b"{}\n"),
         (SCORES, b"{}\n"),
         ("likelihood/machine.json", b"{}\n"),
@@ -625,7 +627,13 @@ def test_the_report_the_answers_and_the_loads_measurements_are_brought(
 ) -> None:
     bring(planned_in(store, now)[0], store, folder)
     brought = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert brought == {"report.json", LOAD_STAGE, answers_path("gsm8k"), f"accuracy/gsm8k/{WORDS}", SCORES}
+    assert brought == {
+        "report.json",
+        LOAD_STAGE,
+        answers_path("gsm8k"),
+        *(f"accuracy/gsm8k/{each}" for each in (WORDS, THOUGHTS)),
+        SCORES,
+    }
     assert Report.model_validate_json((folder / "report.json").read_bytes()) == baseline
     stage = StageEvidence.model_validate_json((folder / LOAD_STAGE).read_bytes())
     assert stage == next(stage for stage in baseline.stages if stage.stage == "load")

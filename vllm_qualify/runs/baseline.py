@@ -25,6 +25,7 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, QualifyError, StoreBusyError, StoreError
 from vllm_qualify.evidence import likelihood
 from vllm_qualify.evidence.measurement import EvidenceFile, describe
+from vllm_qualify.evidence.thinking import REPLIES
 from vllm_qualify.judge.compare import (
     MEASURED,
     is_answers,
@@ -338,8 +339,8 @@ def _is_brought(path: str, plan: CellPlan) -> bool:
 
 
 def _is_of_task(path: str, task: str) -> bool:
-    samples = rf"accuracy/{re.escape(task)}/r1-b\d+/samples_[^/]*\.jsonl"
-    return is_answers(path, task) or re.fullmatch(samples, path) is not None
+    words = rf"accuracy/{re.escape(task)}/r1-b\d+/(samples_[^/]*\.jsonl|{re.escape(REPLIES)})"
+    return is_answers(path, task) or re.fullmatch(words, path) is not None
 
 
 def _source(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:
