@@ -250,13 +250,25 @@ def test_nemotrons_parsers_are_those_of_production() -> None:
     ],
 )
 def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name: str, filter_: str, bound: float) -> None:
-    (accuracy,) = recipe(name).accuracy
-    assert (accuracy.task, accuracy.num_fewshot, accuracy.num_questions) == ("gsm8k", 5, 1319)
-    absolute, *others = [gate for gate in recipe(name).gates if not (name == "llama-3.3-70b" and gate.bound == STRICT)]
+    first, *by_chat = recipe(name).accuracy
+    assert (first.task, first.num_fewshot, first.num_questions, first.api) == ("gsm8k", 5, 1319, "completions")
+    assert {task.api for task in by_chat} == {"chat"}
+    gated = [gate for gate in recipe(name).gates if gate.task != "mmlu_pro"]
+    absolute, *others = [gate for gate in gated if not (name == "llama-3.3-70b" and gate.bound == STRICT)]
     assert (absolute.metric, absolute.filter, absolute.bound) == ("exact_match", filter_, bound)
     against = {(gate.metric, gate.filter, gate.bound) for gate in others if gate.is_against_baseline}
     speed = {("output_throughput_tok_s", None, 0.025), ("tpot_p50_ms", None, 0.025)}
     assert against == {("exact_match", filter_, 0.0075), *speed}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_it_is_gated_as_it_is_used_too(name: str) -> None:
+    (asked,) = (task for task in recipe(name).accuracy if task.task == "mmlu_pro")
+    assert (asked.api, asked.stop) == ("chat", [])
+    gates = {(gate.metric, gate.filter, gate.bound) for gate in recipe(name).gates if gate.task == "mmlu_pro"}
+    assert gates == {("exact_match", "custom-extract", 0.015), ("truncated_answers", None, 0.05)}
+    for serving in recipe(name).gpu_types.values():
+        assert int(str(serving.server["max-model-len"])) > asked.max_gen_toks + 8192
 
 
 @pytest.mark.parametrize(("variant", "draft"), DRAFTS.items())
