@@ -4,6 +4,7 @@ It runs in a process of its own: `python -m tests.evidence.lm_eval_parts [--with
 attribute away first, as a new version of lm-eval would.
 """
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -207,6 +208,26 @@ def seeds() -> None:
         assert payload["seed"] == 77, f"{kind} makes its requests without _create_payload"
 
 
+def replies() -> None:
+    """Each reply is read with its own prompt, as lm-eval hashes it, and what is read of it is scored."""
+    answers = {row["question"]: row["answer"] for row in _rows()}
+    read: dict[str, str | None] = {}
+
+    def as_read(prompt: str, _: dict[str, Any], text: str | None) -> str | None:
+        read[hashlib.sha256(prompt.encode()).hexdigest()] = text
+        return f"{text} or not"
+
+    with _tasks() as (found, tasks), serving(Book(answers)) as url:
+        model = _model(url)
+        internals.read_replies(model, as_read)
+        results = _evaluate(found, tasks, model, {"one": [0, 1, 2]})
+        samples = results["samples"]["one"]
+        assert {sample["prompt_hash"]: sample["target"] for sample in samples} == read, (
+            "prompts and replies by parse_generations"
+        )
+        assert [sample["resps"] for sample in samples] == [[[f"{sample['target']} or not"]] for sample in samples]
+
+
 def tokens() -> None:
     asked: list[str] = []
 
@@ -251,7 +272,7 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
-    *(failed_calls_one_by_one, seeds, tokens, names_of_files),
+    *(failed_calls_one_by_one, seeds, replies, tokens, names_of_files),
 ]
 
 

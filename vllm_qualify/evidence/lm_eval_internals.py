@@ -255,7 +255,7 @@ def seed_requests(model: Any, seed_of: Callable[[Any], int]) -> None:
 
 def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], str | None]) -> None:
     """Let `read` make each answer: of the prompt that lm-eval hashes, the choice in the reply, and lm-eval's text of it."""
-    make, parse = model._create_payload, model.parse_generations
+    make, parse_generations = model._create_payload, model.parse_generations
     # Requests under way at one time are asyncio's tasks, and each of them has a context of its own.
     prompt: ContextVar[str] = ContextVar("prompt")
 
@@ -264,7 +264,7 @@ def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], s
         return make(messages, **named)
 
     def parsed(outputs: Any, **named: Any) -> Any:
-        texts = parse(outputs=outputs, **named)
+        texts = parse_generations(outputs=outputs, **named)
         replies = outputs if isinstance(outputs, list) else [outputs]
         choices = [choice for reply in replies for choice in sorted(reply.get("choices", []), key=lambda each: each["index"])]
         if len(choices) != len(texts):
