@@ -36,7 +36,7 @@ def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, as
         num_concurrent=32,
         repetitions=repetitions,
         sequential=sequential,
-        questions=(TEST, SHOTS),
+        questions=[TEST, SHOTS],
     )
     task = folder / "accuracy" / "gsm8k"
     with serving(book) as url:

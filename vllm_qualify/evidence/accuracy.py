@@ -168,7 +168,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
 
 def _job(url: str, model: str, task: TaskPlan) -> Job:
     settings = task.settings
-    test, shots = task.questions or (None, None)
+    test, shots = (*(task.questions or ()), None, None)[:2]
     return Job(
         task=task.name,
         api=settings.api,

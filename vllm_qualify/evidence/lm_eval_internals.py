@@ -5,14 +5,18 @@ A new version of lm-eval may move any of it. `tests/evidence/test_lm_eval_intern
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.members import is_task_name
 
+# The split of local solved examples, where the task has none of its own for them.
+SHOTS = "shots"
 # Groups in groups; lm-eval has three levels.
 DEEPEST = 10
 
@@ -174,6 +178,41 @@ def _filters(task: Any) -> list[str]:
 
 def _output_type(task: Any) -> list[str]:
     return [str(task.get_config("output_type"))]
+
+
+def local_data(config: dict[str, Any], test: str, shots: str | None) -> dict[str, Any]:
+    """The part of a task's configuration that has it read local files, under the names of its own splits.
+
+    `config` is the task's own, as its file and those that it includes say it. The names are kept, since they are part of the
+    configuration's hash. A task that takes its examples from the split of its questions gets another split for `shots`.
+    """
+    asked = config.get("test_split") or config.get("validation_split") or "test"
+    solved = {str(config[name]) for name in ("fewshot_split", "training_split", "validation_split") if config.get(name)} - {
+        asked
+    }
+    source = next((config[name] for name in ("fewshot_split", "training_split", "validation_split") if config.get(name)), asked)
+    own_split = {"fewshot_split": SHOTS} if shots and config.get("num_fewshot") != 0 and source == asked else {}
+    files = {asked: test} | dict.fromkeys(sorted(solved | {*own_split.values()}), shots or test)
+    return own_split | {"dataset_kwargs": {"data_files": files}}
+
+
+def needs_shots(task: Any, num_fewshot: int) -> bool:
+    """Whether prompts have solved examples that are not the task's own. A task that says 0 itself keeps it."""
+    return num_fewshot > 0 and task.get_config("num_fewshot") != 0 and task.fewshot_cfg.samples is None
+
+
+def extra_of(error: Exception) -> str | None:
+    """The extra of lm-eval that has the package which an import did not find, None if none has."""
+    if named := re.search(r"lm[-_]eval\[(\w+)\]", str(error)):
+        return named[1]
+    wanted = [line.partition("; extra == ") for line in metadata.requires("lm-eval") or []]
+    module = _plain(getattr(error, "name", None) or "")
+    return next((extra.strip("\"'") for package, _, extra in wanted if extra and _plain(package) == module), None)
+
+
+def _plain(package: str) -> str:
+    """A package's name without its version and extras, as a module would be named."""
+    return re.split(r"[^A-Za-z0-9_.-]", package)[0].lower().replace("-", "_")
 
 
 def record_of(task: Any) -> dict[str, Any]:

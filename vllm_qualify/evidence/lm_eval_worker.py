@@ -13,7 +13,8 @@ import os
 import random
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -125,18 +126,46 @@ class _Worker:
         internals.keep_templates()
         self._seed()
         self.found = self._find()
+        self.members: list[Member] = []
+        with self._refusing_what_lacks():
+            self._prepare()
+
+    def _prepare(self) -> None:
         self.tasks = self._load()
         self._check_tasks()
         for task in self.tasks.values():
             internals.keep_questions(task)
             internals.keep_prompts(task)
-        self.members: list[Member] = []
         if self.found.is_group:
             self._introduce_members()
         else:
             self._tell(TaskReply(available=len(self._first.eval_docs)))
             if self._generates:
                 self._make_prompts()
+
+    @contextmanager
+    def _refusing_what_lacks(self) -> Iterator[None]:
+        """Refuse a task whose packages are not installed, and local questions without the fields that it reads."""
+        from datasets.exceptions import DatasetGenerationError
+        from jinja2 import UndefinedError
+
+        try:
+            yield
+        except (ImportError, AssertionError) as error:
+            extra = internals.extra_of(error)
+            if extra is None and not isinstance(error, ImportError):
+                raise
+            with_extra = f"`pip install 'lm-eval[{extra}]'`" if extra else "install it"
+            self._refuse(f"{self.job.task} needs a package that is not installed: {error}", f"{with_extra} where this runs")
+        except (KeyError, UndefinedError, DatasetGenerationError) as error:
+            if not self.job.test:
+                raise
+            why = error.__cause__ or error
+            what = f"{type(why).__name__}: {why}".strip().splitlines()[0][:300]
+            self._refuse(
+                f"{self.job.task} does not find its fields in {self.job.test.name}: {what}",
+                "write JSON lines with the fields of the task's own data; if there are shots, both files have the same ones",
+            )
 
     @property
     def _first(self) -> Any:
@@ -213,9 +242,17 @@ class _Worker:
         if self.job.test:
             self._use_local_questions()
         try:
-            return internals.load(self.found, self.job.task)
+            tasks = internals.load(self.found, self.job.task)
         except internals.UnusableGroupError as error:
             self._refuse(error.problem, error.remedy)
+        if self.job.test:
+            self._check_local_questions(tasks)
+        return tasks
+
+    def _check_local_questions(self, tasks: dict[str, Any]) -> None:
+        for name, task in tasks.items():
+            if not self.job.shots and internals.needs_shots(task, self.job.num_fewshot):
+                self._refuse(f"{name} needs solved examples", "give them as questions.shots, or set num_fewshot to 0")
 
     def _use_local_questions(self) -> None:
         """Write task files with local questions. Prompts and filters stay those of lm-eval's tasks."""
@@ -228,7 +265,7 @@ class _Worker:
                 "task": name,
                 "dataset_path": "json",
                 "dataset_name": None,
-                "dataset_kwargs": {"data_files": {"train": str(self.job.shots), "test": str(self.job.test)}},
+                **internals.local_data(entry.cfg, str(self.job.test), str(self.job.shots) if self.job.shots else None),
             }
             entry.yaml_path = folder / f"{name}.yaml"
             YAML(typ="safe").dump(local, entry.yaml_path)

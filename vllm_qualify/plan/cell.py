@@ -61,7 +61,7 @@ class TaskPlan(Frozen):
     num_concurrent: int
     repetitions: int = 1
     sequential: bool = False
-    questions: tuple[Path, Path] | None = None
+    questions: list[Path] | None = None
     folder: Path | None = None
     recommended: Sampling | None = None
 

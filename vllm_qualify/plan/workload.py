@@ -29,7 +29,7 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
         CallerError: the model recommends no sampling.
     """
     files = settings.questions
-    questions = (loaded.path(files.test), loaded.path(files.shots)) if files else None
+    questions = [loaded.path(path) for path in (files.test, files.shots) if path] if files else None
     for path in questions or ():
         if not path.is_file():
             raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", "check")

@@ -35,10 +35,12 @@ class Smoke(Frozen):
 
 
 class Questions(Frozen):
-    """Local gsm8k-like files (JSON lines with `question` and `answer`) in place of the hub's data set."""
+    """Local files in place of the hub's data set: JSON lines with the fields that the task's own data has."""
 
     test: Text = Field(description="path of the questions")
-    shots: Text = Field(description="path of the solved examples")
+    shots: Text | None = Field(
+        default=None, description="path of the solved examples; none for a task that has its own, or with `num_fewshot: 0`"
+    )
 
 
 class Accuracy(Frozen):
