@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs.test_runs import captured_plan, captured_stage, store_in
+from vllm_qualify.approval.covering import differing
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
 from vllm_qualify.evidence.stages import begin_start, starts_stage
@@ -20,6 +21,7 @@ from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_kept, stag
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.recipe.workload import Likelihood, Soak
 from vllm_qualify.runs.folder import Run, lacking, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
@@ -364,6 +366,15 @@ def test_a_stage_is_taken_over_only_where_all_that_determines_it_is_the_same(nam
 )
 def test_what_does_not_determine_a_measurement_changes_no_key(change: Change, plan: CellPlan) -> None:
     assert [stage_key(stage, change(plan)) for stage in EVERY] == [stage_key(stage, plan) for stage in EVERY]
+
+
+def test_a_published_score_forces_no_new_measurement(plan: CellPlan) -> None:
+    (task,) = plan.accuracy
+    noted = [PublishedScore(score=0.9, source="a model card")]
+    other = of_task(settings=task.settings.model_copy(update={"published": noted}))(plan)
+    assert [stage_key(stage, other) for stage in EVERY] == [stage_key(stage, plan) for stage in EVERY]
+    assert is_the_same(other, plan)
+    assert differing(other, plan) == differing(plan, plan)
 
 
 def test_the_content_of_the_questions_counts_and_not_their_place(plan: CellPlan, tmp_path: Path) -> None:

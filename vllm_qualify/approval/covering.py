@@ -1,6 +1,7 @@
 """Whether a cell's approval still covers a planned qualification."""
 
 from datetime import date, timedelta
+from typing import Any
 
 from vllm_qualify.approval.pointer import Entry, read_pointer, state_of
 from vllm_qualify.approval.published import read_run
@@ -35,6 +36,10 @@ def _configured(plan: CellPlan) -> tuple[ServerArguments, Environment, list[str]
     return plan.server.arguments, plan.server.environment, plan.server.aliases
 
 
+def _asked(plan: CellPlan) -> list[dict[str, Any]]:
+    return [task.settings.model_dump(exclude={"published"}) for task in plan.accuracy]
+
+
 def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
     """The inputs in which two plans of one cell differ, in words."""
     release, other = ours.cell.release, theirs.cell.release
@@ -52,6 +57,6 @@ def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:
             (theirs.load, theirs.workload, theirs.sweep, theirs.fit, theirs.soak),
         ),
         "how often the server is started": (ours.starts, theirs.starts),
-        "the questions": ([task.settings for task in ours.accuracy], [task.settings for task in theirs.accuracy]),
+        "the questions": (_asked(ours), _asked(theirs)),
     }
     return [name for name, (one, two) in parts.items() if one != two] or ["the recipe or a tool's version"]

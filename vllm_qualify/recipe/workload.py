@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.metrics import METRICS, TURN_TTFTS, least_prompts, least_requests
+from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.recipe.sampling import Sampling, TemplateValue
 from vllm_qualify.recipe.values import Count, CountOrNone, Flag, Frozen, Name, Positive, Seconds, Share, TaskName, Text
 
@@ -116,6 +117,11 @@ class Accuracy(Frozen):
     )
     time_limit_s: Seconds = Field(
         default=3600.0, description="for each block of questions: a fifth of them, or without `sequential` all"
+    )
+    published: list[PublishedScore] = Field(
+        default=[],
+        max_length=20,
+        description="scores that others published, shown beside ours with what differs in the asking; they gate nothing",
     )
     questions: Questions | None = Field(default=None, description="local files in place of the task's own data")
     task_folder: Text | None = Field(

@@ -21,6 +21,7 @@ from vllm_qualify.report.changes import changes_of, why_none
 from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.head import deciding
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.published import published_rows
 from vllm_qualify.report.question_blocks import questions_sections
 from vllm_qualify.report.questions import ScoredQuestions, all_words, has_more_words
 from vllm_qualify.report.rerun import rerun
@@ -98,6 +99,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         why_no_changes=why_none(report.plan),
         drift=report.details.drift,
         **_questions(report.details.questions, WORDS if has_more_words(report.details.questions) else ""),
+        published=published_rows(report),
         strips=points.strips(report),
         latencies=points.latency_rows(report),
         percentiles=points.PERCENTILES,

@@ -76,7 +76,9 @@ def _scores(plan: CellPlan) -> list[tuple[Gate, list[date]]]:
 
 
 def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
-    return {f"accuracy: {task.name}": task.settings.model_dump() | _sampling(task) for task in plan.accuracy}
+    return {
+        f"accuracy: {task.name}": task.settings.model_dump(exclude={"published"}) | _sampling(task) for task in plan.accuracy
+    }
 
 
 def _sampling(task: TaskPlan) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _task(task: TaskPlan) -> Any:
     folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
     files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
     settings = task.model_dump(
-        mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder"}}
+        mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder", "published"}}
     )
     return [settings, files]
 

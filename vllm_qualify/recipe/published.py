@@ -1,0 +1,31 @@
+"""Scores that others published, which reports show beside ours. They gate nothing and decide nothing."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from vllm_qualify.recipe.values import Count, CountOrNone, FilterName, Frozen, Name, Share
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("say where it is from")
+    return text
+
+
+Source = Annotated[str, Field(strict=True, max_length=500), AfterValidator(_not_blank)]
+Remark = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
+
+
+class PublishedScore(Frozen):
+    """A score that was published, with its source and how it was asked. What the source does not say is left out."""
+
+    score: Share = Field(description="the score, from 0 to 1")
+    source: Source = Field(description="where it was published: an address, or a document with its place in it")
+    of: Remark | None = Field(default=None, description="which model or precision it is of, if it is not this one")
+    metric: Name | None = Field(default=None, description="our metric that it is compared with; all scores by default")
+    filter: FilterName | None = Field(default=None, description="the filter of that metric")
+    num_fewshot: CountOrNone | None = Field(default=None, description="solved examples in each prompt")
+    api: Literal["completions", "chat"] | None = Field(default=None, description="`chat` has the model's own template")
+    max_gen_toks: Count | None = Field(default=None, description="the longest reply")
+    note: Remark | None = Field(default=None, description="what else was different, such as sampling or the effort of thinking")
