@@ -271,6 +271,8 @@ def test_what_torch_compiles_is_kept_unless_a_model_brings_code(monkeypatch: pyt
         kept = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
         assert kept.is_relative_to(tmp_path)
         assert any(kept.is_relative_to(folder) for folder in confinement.rules.writable)
+        # Torch would compile its headers into TMPDIR, for each server anew.
+        assert confinement.environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
     with confined({}, is_trusting=True) as confinement:
         own = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
         assert own.is_relative_to(confinement.environment["TMPDIR"])

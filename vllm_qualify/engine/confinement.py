@@ -202,7 +202,11 @@ def confined(
             "HF_TOKEN_PATH": f"{temporary}/none",
         }
         # Else torch keeps what it compiles in TMPDIR, and the first request for log-probabilities of a run waits 14 s for it.
-        compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{cache}/.cache/torchinductor"}
+        compiled = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/.cache/torchinductor",
+            # Torch keeps these headers in TMPDIR all the same, so that each server would compile them, though all else is kept.
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        }
         environment = compiled | quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
         closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
         in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
