@@ -135,12 +135,17 @@ def nothing(_: Path) -> None:
     """The weights are right; the recipe is wrong."""
 
 
+def lost_turns_and_wrong_end_token(model: Path) -> None:
+    variants.lost_turns(model)
+    variants.wrong_end_token(model)
+
+
 @pytest.mark.parametrize(
     ("defect", "server", "capabilities", "own", "others"),
     [
         (variants.broken_template, {}, ["chat"], {"chat_turns"}, set()),
-        (variants.lost_turns, {}, ["chat"], {"chat_turns"}, set()),
-        # One start for both parsers: what one of them spoils, the other does not.
+        # One start for two defects, here and for both parsers: what one of them spoils, the other does not.
+        (lost_turns_and_wrong_end_token, {}, ["chat"], {"chat_turns", "chat_end"}, set()),
         (
             nothing,
             {"tool-call-parser": "pythonic", "reasoning-parser": "granite"},
@@ -148,7 +153,6 @@ def nothing(_: Path) -> None:
             TOOLS | {"reasoning", "reasoning_stream", "reasoning_tags"},
             {"tools_required", "tools_named", "json_object", "json_schema"},
         ),
-        (variants.wrong_end_token, {}, ["chat"], {"chat_end"}, set()),
         (
             variants.endless_thinking,
             {},
@@ -160,9 +164,8 @@ def nothing(_: Path) -> None:
     ],
     ids=[
         "broken-template",
-        "lost-turns",
+        "lost-turns-and-wrong-end-token",
         "wrong-parsers",
-        "wrong-end-token",
         "endless-thinking",
         "answer-in-thinking",
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.engine.bench import give, prepare_commands, results_folder, run_command, staying
+from vllm_qualify.engine.bench import Bench, give, prepare_commands, results_folder, run_command, staying
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import Client, Server
@@ -69,13 +69,26 @@ class Handler(BaseHTTPRequestHandler):
         """Silent."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[Asked]:
     with Asked() as asked:
         thread = threading.Thread(target=asked.serve_forever, daemon=True)
         thread.start()
         yield asked
         asked.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(engine: EngineEnvironment, server: Asked) -> Client:
+    url = f"http://127.0.0.1:{server.server_port}"
+    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+
+
+@pytest.fixture(scope="module")
+def bench(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One for all tests but the one that counts what it has drawn: its start takes longer than their loads."""
+    with staying(client, tmp_path_factory.mktemp("bench") / "bench.log") as bench:
+        yield bench
 
 
 def nothing() -> None:
@@ -93,9 +106,9 @@ def file_of_prompts(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("dataset", ["random", "file", "rate"])
-def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvironment, server: Asked, tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+def test_what_is_asked_is_what_plain_bench_asks(
+    dataset: str, client: Client, bench: Bench, server: Asked, tmp_path: Path
+) -> None:
     prompts, rate = file_of_prompts(tmp_path) if dataset == "file" else None, 50.0 if dataset == "rate" else None
     settings = LOAD.model_copy(update={"length_spread": 0.0}) if dataset == "file" else LOAD
     (tmp_path / "load").mkdir()
@@ -107,39 +120,36 @@ def test_what_is_asked_is_what_plain_bench_asks(dataset: str, engine: EngineEnvi
     for command in commands_of(str(tmp_path / "load"), prompts)[: 2 if dataset == "random" else 1]:
         subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         plain.append(server.taken())
-    with staying(client, tmp_path / "bench.log") as bench:
-        commands = commands_of(results_folder(bench), give(bench, Path(prompts)) if prompts else None)
-        prepare_commands(bench, commands)
-        deadline = time.monotonic() + LIMIT_S
-        while bench.process.log.read_text().count("prompts made ahead") < len(commands):
-            assert time.monotonic() < deadline, bench.process.log.read_text()
-            time.sleep(0.1)  # another process writes the log: it can only be read again
-        assert server.taken() == [], "the server is not asked ahead of time"
-        for number, expected in enumerate(plain, start=1):
-            log = tmp_path / "load" / f"bench-{number}.log"
-            run_command(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
-            assert "with prompts made ahead" in log.read_text()
-            assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
-            assert len(expected) == settings.num_prompts
+    commands = commands_of(results_folder(bench), give(bench, Path(prompts)) if prompts else None)
+    made_before = bench.process.log.read_text().count("prompts made ahead")
+    prepare_commands(bench, commands)
+    deadline = time.monotonic() + LIMIT_S
+    while bench.process.log.read_text().count("prompts made ahead") < made_before + len(commands):
+        assert time.monotonic() < deadline, bench.process.log.read_text()
+        time.sleep(0.1)  # another process writes the log: it can only be read again
+    assert server.taken() == [], "the server is not asked ahead of time"
+    for number, expected in enumerate(plain, start=1):
+        log = tmp_path / "load" / f"bench-{number}.log"
+        run_command(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
+        assert "with prompts made ahead" in log.read_text()
+        assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
+        assert len(expected) == settings.num_prompts
 
 
 @pytest.mark.parametrize("dataset", ["random", "shared", "file"])
 def test_a_warm_up_asks_nothing_that_is_measured(
-    dataset: str, engine: EngineEnvironment, server: Asked, tmp_path: Path
+    dataset: str, client: Client, bench: Bench, server: Asked, tmp_path: Path
 ) -> None:
     """By bench itself: each repeat asks its warm-ups first, and no prompt comes twice over all repeats but a file's."""
-    url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
     prefix, spread = 32 if dataset == "shared" else 0, 0.0 if dataset == "file" else 0.5
     settings = LOAD.model_copy(update={"num_warmups": 3, "shared_prefix_len": prefix, "length_spread": spread})
     prompts = Path(file_of_prompts(tmp_path)) if dataset == "file" else None
     process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
-    asks = Server(url=url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
     asked: list[list[str]] = []
-    with staying(client, tmp_path / "bench.log") as bench:
-        for repeat in (1, 2):
-            run_repeat(driven_by(asks, bench, settings, prompts), settings, tmp_path, repeat, silent)
-            asked.append([json.loads(body)["prompt"] for body in server.taken()])
+    for repeat in (1, 2):
+        run_repeat(driven_by(asks, bench, settings, prompts), settings, tmp_path, repeat, silent)
+        asked.append([json.loads(body)["prompt"] for body in server.taken()])
     warm_ups = {prompt for each in asked for prompt in each[: settings.num_warmups]}
     measured = [prompt for each in asked for prompt in each[settings.num_warmups :]]
     assert len(measured) == 2 * settings.num_prompts
@@ -150,13 +160,11 @@ def test_a_warm_up_asks_nothing_that_is_measured(
         assert len({prompt[:8] for prompt in measured}) == 2, "a beginning of its own in each repeat"
 
 
-def test_random_prompts_that_bench_draws_again_are_counted(engine: EngineEnvironment, server: Asked, tmp_path: Path) -> None:
+def test_random_prompts_that_bench_draws_again_are_counted(client: Client, server: Asked, tmp_path: Path) -> None:
     """Its prompts are runs of consecutive tokens, and this vocabulary has 718: of 150 some are the same."""
-    url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
     settings = LOAD.model_copy(update={"num_prompts": 150, "length_spread": 0.0, "output_len": 1, "num_warmups": 0})
     process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
-    asks = Server(url=url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
     told, asked = list[float](), list[str]()
     with staying(client, tmp_path / "bench.log") as bench:
         for repeat in (1, 2):
