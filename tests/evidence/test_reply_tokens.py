@@ -1,0 +1,38 @@
+"""Tokens of answers from a real server's pages. The attacks on such pages are in `test_accuracy`."""
+
+from pathlib import Path
+
+import pytest
+
+from vllm_qualify.evidence.reply_tokens import reply_tokens
+
+CAPTURED = Path(__file__).parent / "captured" / "tokens"
+
+
+def page(when: str) -> str:
+    return (CAPTURED / f"metrics-{when}.txt").read_text()
+
+
+def test_the_captured_pages_give_tokens_per_answer() -> None:
+    """From 78 replies with 369 tokens to 86 with 809: 440 of 8. Three have 21 to 50 tokens and five 51 to 100.
+
+    At the lower ends they have 60 + 250 = 310 tokens, with squares of 1,200 + 12,500 = 13,700. The other 130 tokens are of the
+    highest bucket, and add 130 times 50 + 100. That makes 33,200: the variance is at most 4,150 - 3,025.
+    """
+    counted = reply_tokens([(page("before"), page("after"), 8, "r1-b1")])
+    assert (counted.answers, counted.tokens, counted.mean) == (8, 440, 55.0)
+    assert counted.most_variance == pytest.approx(1125)
+
+
+def test_requests_that_were_asked_again_count_too() -> None:
+    assert reply_tokens([(page("before"), page("after"), 7, "r1-b1")]).mean == 55.0
+
+
+def test_fewer_replies_than_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="440 tokens of 8 answers to 9 questions of r1-b1"):
+        reply_tokens([(page("before"), page("after"), 9, "r1-b1")])
+
+
+def test_an_engine_that_was_started_again_meanwhile_is_refused() -> None:
+    with pytest.raises(ValueError, match="counts -440 tokens"):
+        reply_tokens([(page("after"), page("before"), 8, "r1-b1")])
