@@ -34,6 +34,7 @@ from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of
 from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
@@ -131,8 +132,14 @@ def compared_report() -> Report:
         gate_of(metric="ttft_p99_ms", max_worsening=0.1, unit="fraction"),
     ]
     plan = detailed_report().plan
+    (task,) = plan.accuracy
+    published = [
+        PublishedScore(score=0.899, source="https://example.org/" + "a-long-address/" * 20, api="chat", num_fewshot=0),
+        PublishedScore(score=0.3, source=f"card {SCRIPT}", of=IMAGE, note=f"{MARKUP}{CONTROL}", metric="acc"),
+    ]
     plan = plan.model_copy(
         update={
+            "accuracy": [task.model_copy(update={"settings": task.settings.model_copy(update={"published": published})})],
             "gates": [*plan.gates, *gates],
             "baseline": _baseline(plan),
             "price_usd_gpu_hour": 2.5,
