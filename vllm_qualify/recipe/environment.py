@@ -14,8 +14,8 @@ PREFIXES = (
 )
 """The first words of the names that a recipe may set: those of the engines and of the libraries that compute for them."""
 
-# Published recipes set the first; it only seeds the hashes of texts.
-_ALLOWED = ("PYTHONHASHSEED", "GLOO_SOCKET_IFNAME", "SAFETENSORS_FAST_GPU", "TOKENIZERS_PARALLELISM")
+# Published recipes set the first; it only seeds the hashes of texts. The last is of vLLM's own n-gram drafts.
+_ALLOWED = ("PYTHONHASHSEED", "GLOO_SOCKET_IFNAME", "SAFETENSORS_FAST_GPU", "TOKENIZERS_PARALLELISM", "NUMBA_NUM_THREADS")
 _REFUSED = {
     "VLLM_MODEL_REDIRECT_PATH": "makes vLLM serve another model than the recipe's",
     "VLLM_USE_MODELSCOPE": "makes vLLM take the model from another hub",
