@@ -141,11 +141,15 @@ def asked(task: str, repetitions: int, **settings: Any) -> TaskPlan:
 
 def test_before_the_first_question_it_says_how_many_answers_there_may_be(tmp_path: Path) -> None:
     tasks = [asked("gsm8k", 1), asked("aime25", 8, sampling="model", samples_per_question=4)]
-    fast = plan(gate_of(metric="output_throughput_tok_s", minimum=1000, unit="tok/s"), price=3.6)
-    line = line_before_accuracy(fast.model_copy(update={"accuracy": tasks}), tmp_path)
+    line = line_before_accuracy(plan(THROUGHPUT).model_copy(update={"accuracy": tasks}), tmp_path)
     assert line == (
         "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
-        " 1,800,000 tokens, at the load's rate if as fast as its gates demand up to 30 min, 120 GPU-min, $7.20"
+        " 1,800,000 tokens"
     )
-    line = line_before_accuracy(plan().model_copy(update={"accuracy": tasks[:1]}), tmp_path)
-    assert line == "accuracy: gsm8k 1,000 answers of up to 200 tokens; at most 200,000 tokens"
+    keep_history(tmp_path, CAPTURED)
+    compared = cell_plan([TTFT])
+    alike = {"accuracy": tasks[:1], "load": compared.load.model_copy(update={"max_concurrency": 4, "num_prompts": 80})}
+    # 200,000 tokens at the 513 tokens a second of the captured load
+    line = line_before_accuracy(compared.model_copy(update=alike), tmp_path)
+    assert line.startswith("accuracy: gsm8k 1,000 answers of up to 200 tokens; at most 200,000 tokens, at the rate of the")
+    assert "load 6.5 min" in line

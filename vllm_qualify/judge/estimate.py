@@ -34,16 +34,13 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
 def line_before_accuracy(plan: CellPlan, evidence: Path) -> str:
     """The line before the first question: how many answers of how many tokens, and how long the most would take.
 
-    The rate is that of the load: nothing better is known before the first answer.
+    The rate is that of the baseline's load. Most answers are shorter than they may be.
     """
     tasks = [f"{task.name} {_answers(task)}" for task in plan.accuracy]
     tokens = sum(_most_answers(task) * task.settings.max_gen_toks for task in plan.accuracy)
     line = f"accuracy: {', '.join(tasks)}; at most {tokens:,} tokens"
-    known = _load_rate(plan, evidence)
-    if known is None:
-        return line
-    rate, why = known
-    return f"{line}, at the load's rate {why} up to {taken(plan, tokens / rate)}"
+    rate = _rate_of_baseline(plan, evidence)
+    return f"{line}, at the rate of the baseline's load {taken(plan, tokens / rate)}" if rate else line
 
 
 def _answers(task: TaskPlan) -> str:
@@ -134,17 +131,11 @@ def _expected(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
     if plan.load.trace:
         return None
     tokens = (plan.load.num_prompts + plan.load.num_warmups) * plan.load.output_len * _turns(plan)
-    known = _load_rate(plan, evidence)
-    return (tokens / known[0], known[1]) if known else None
-
-
-def _load_rate(plan: CellPlan, evidence: Path) -> tuple[float, str] | None:
-    """The output tokens per second that the load is expected to have, and the reason; None if they are not known."""
     rate = _rate_of_baseline(plan, evidence)
     if rate:
-        return rate, "as fast as the baseline"
+        return tokens / rate, "as fast as the baseline"
     demanded = max(_demanded(plan), default=None)
-    return (demanded, "if as fast as its gates demand") if demanded else None
+    return (tokens / demanded, "if as fast as its gates demand") if demanded else None
 
 
 def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
