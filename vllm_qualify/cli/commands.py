@@ -13,6 +13,7 @@ import typer
 
 from vllm_qualify.cli import approval
 from vllm_qualify.cli.approver import approver_app
+from vllm_qualify.cli.data import data_app
 from vllm_qualify.cli.doctor import doctor
 from vllm_qualify.cli.recipe import recipe_app
 from vllm_qualify.cli.report import publish, rejudge, report_app
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(trace_app, name="trace")
+app.add_typer(data_app, name="data")
 app.add_typer(approver_app, name="approver")
 app.add_typer(store_app, name="store")
 for command in (run, demo, rejudge, publish, prune):

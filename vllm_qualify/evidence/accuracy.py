@@ -116,7 +116,7 @@ def loading(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Ite
         write_whole(letter_box / JOB, _job(starting.url, model, task))
         command = [sys.executable, "-m", WORKER, name]
         with (
-            _confined(task, letter_box) as confinement,
+            surroundings(task, letter_box) as confinement,
             guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
         ):
             yield LmEval(task=task, process=process, letter_box=letter_box, command=command)
@@ -191,8 +191,8 @@ def _job(url: str, model: str, task: TaskPlan) -> Job:
 
 
 @contextmanager
-def _confined(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
-    """lm-eval's surroundings: a task of one's own can bring functions, which run in it."""
+def surroundings(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
+    """What lm-eval may read, write and reach, and its variables: a task of one's own can bring functions, which run in it."""
     # A cache could hold an older version of local files, so each process has a cache of its own.
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.

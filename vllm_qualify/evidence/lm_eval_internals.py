@@ -196,6 +196,18 @@ def local_data(config: dict[str, Any], test: str, shots: str | None) -> dict[str
     return own_split | {"dataset_kwargs": {"data_files": files}}
 
 
+def source_of(task: Any) -> tuple[Any, ...]:
+    """Where the task's data comes from."""
+    return tuple(task.get_config(name) for name in ("dataset_path", "dataset_name", "dataset_kwargs"))
+
+
+def splits_of(task: Any) -> tuple[str, str | None]:
+    """The split of the questions, and that of the solved examples, if the task draws any from its data."""
+    asked = task.get_config("test_split") or task.get_config("validation_split")
+    named = [task.get_config(name) for name in ("fewshot_split", "training_split", "validation_split")]
+    return asked, next((split for split in named if split), None) if task.fewshot_cfg.samples is None else None
+
+
 def needs_shots(task: Any, num_fewshot: int) -> bool:
     """Whether prompts have solved examples that are not the task's own. A task that says 0 itself keeps it."""
     return num_fewshot > 0 and task.get_config("num_fewshot") != 0 and task.fewshot_cfg.samples is None

@@ -1,0 +1,95 @@
+"""Data of tasks, fetched by the real lm-eval and datasets; files of the task's own folder stand in for the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.evidence.data import fetch
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.workload import Accuracy
+
+QUESTIONS = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}", "kind": "kürzer"} for number in range(7)]
+EXAMPLES = [{"question": "1 + 1?", "answer": "#### 2", "kind": "x"}, {"question": "2 + 2?", "answer": "#### 4", "kind": "x"}]
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_task(folder: Path, name: str, data: list[Any], **changes: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    for split, rows in (("test", data), ("train", EXAMPLES)):
+        (folder / f"{name}-{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {split: str(folder / f"{name}-{split}.jsonl") for split in ("test", "train")}},
+        "output_type": "generate_until",
+        "test_split": "test",
+        "training_split": "train",
+        "fewshot_split": "train",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    YAML(typ="safe").dump(task | changes, folder / f"{name}.yaml")
+
+
+def plan(task: str, folder: Path | None = None) -> TaskPlan:
+    return TaskPlan(settings=Accuracy(task=task, num_questions=3), num_concurrent=1, folder=folder)
+
+
+def test_questions_and_examples_are_written_as_they_are_in_the_data(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "sums", QUESTIONS)
+    reply = fetch(plan("sums", tmp_path / "tasks"), tmp_path / "data" / "sums")
+    assert (reply.questions, reply.shots) == (7, 2)
+    assert lines(tmp_path / "data" / "sums" / "test.jsonl") == QUESTIONS
+    assert lines(tmp_path / "data" / "sums" / "shots.jsonl") == EXAMPLES
+
+
+def test_examples_that_are_questions_are_not_written(tmp_path: Path) -> None:
+    """Of a file of its own, an example could be the question that is asked."""
+    write_task(tmp_path / "tasks", "sums", QUESTIONS, fewshot_split="test", training_split="test")
+    reply = fetch(plan("sums", tmp_path / "tasks"), tmp_path / "sums")
+    assert reply.shots is None
+    assert [path.name for path in (tmp_path / "sums").iterdir()] == ["test.jsonl"]
+
+
+@pytest.mark.thorough
+def test_members_of_a_group_that_share_their_data_are_fetched_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    write_task(folder, "short_sums", QUESTIONS)
+    task = YAML(typ="safe").load((folder / "short_sums.yaml").read_text())
+    YAML(typ="safe").dump(task | {"task": "long_sums"}, folder / "long_sums.yaml")
+    group = {"group": "all_sums", "task": ["short_sums", "long_sums"]}
+    means = {"aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}]}
+    YAML(typ="safe").dump(group | means, folder / "all_sums.yaml")
+    assert fetch(plan("all_sums", folder), tmp_path / "sums").questions == 7
+    write_task(folder, "long_sums", QUESTIONS[:2])
+    with pytest.raises(RecipeError, match="have data of their own each"):
+        fetch(plan("all_sums", folder), tmp_path / "others")
+    assert not (tmp_path / "others").exists()
+
+
+def test_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    with pytest.raises(RecipeError, match="there is no task 'sums'"):
+        fetch(plan("sums", tmp_path / "tasks"), tmp_path / "sums")
+
+
+@pytest.mark.thorough
+def test_a_hub_that_does_not_answer_is_the_worlds_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(HostError, match="no data came for gsm8k"):
+        fetch(plan("gsm8k"), tmp_path / "gsm8k")
+    assert not (tmp_path / "gsm8k").exists()
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "sums").mkdir()
+    with pytest.raises(CallerError, match="is there already"):
+        fetch(plan("sums"), tmp_path / "sums")

@@ -1,0 +1,74 @@
+"""Data of accuracy tasks as local questions: fetched where there is a hub, for hosts that have none."""
+
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from vllm_qualify.engine.letter_box import read_plain, write_plain
+from vllm_qualify.engine.process import await_result, guarded, tail
+from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
+from vllm_qualify.evidence.accuracy import STAGE, surroundings
+from vllm_qualify.evidence.data_worker import ORDER, REPLY, SHOTS, TEST, DataReply, Order
+from vllm_qualify.plan.cell import TaskPlan
+
+WORKER = "vllm_qualify.evidence.data_worker"
+LIMIT_S = 3600.0
+
+
+def fetch(task: TaskPlan, into: Path) -> DataReply:
+    """Write the task's questions as JSON lines into a new folder `into`, and the solved examples that it draws from its data.
+
+    Raises:
+        CallerError: there is something at `into`.
+        RecipeError: lm-eval has no such task, or its data cannot be local questions.
+        HostError: the hub gave no data, or the folder cannot be written.
+    """
+    if into.exists():
+        raise CallerError(f"{into} is there already", "remove it, or name another folder", "--to")
+    with TemporaryDirectory(prefix="vllm-qualify-data-") as name, TemporaryDirectory() as logs:
+        letter_box, log = Path(name), Path(logs) / "lm-eval.log"
+        write_plain(letter_box / ORDER, Order(task=task.name, task_folder=task.folder).model_dump_json().encode())
+        reply = _reply(task, letter_box, log)
+        _check(reply, task.name, log)
+        with writing(str(into)):
+            _copy(letter_box, into)
+    return reply
+
+
+def _reply(task: TaskPlan, letter_box: Path, log: Path) -> DataReply:
+    with (
+        surroundings(task, letter_box) as confinement,
+        guarded(
+            [sys.executable, "-m", WORKER, str(letter_box)], confinement.environment, log, rules=confinement.rules
+        ) as process,
+    ):
+
+        def arrived() -> DataReply | None:
+            ended = process.exit_code()
+            if body := read_plain(letter_box / REPLY):
+                return DataReply.model_validate_json(body)
+            if ended is not None:
+                raise HostError(f"lm-eval ended with exit code {ended}", "see the last lines of its log", STAGE, tail(log))
+            return None
+
+        return await_result(arrived, LIMIT_S, f"fetching {task.name}", STAGE, log)
+
+
+def _check(reply: DataReply, name: str, log: Path) -> None:
+    if reply.hub_failed:
+        remedy = "try again where the hub answers; data that asks for consent needs HF_TOKEN"
+        raise HostError(f"no data came for {reply.problem}", remedy, STAGE, tail(log))
+    if reply.problem:
+        raise RecipeError(reply.problem, reply.remedy, f"{STAGE}.{name}")
+
+
+def _copy(letter_box: Path, into: Path) -> None:
+    """Copy the files, so that the folder is there only if all of them are."""
+    part = into.with_name(f"{into.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name in (TEST, SHOTS):
+        if (body := read_plain(letter_box / name)) is not None:
+            (part / name).write_bytes(body)
+    part.replace(into)
