@@ -42,6 +42,7 @@ from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, TURN_TTFTS, Stage
+from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
@@ -311,6 +312,7 @@ def test_one_question_that_changed_is_reported(evidence: Path, changed: dict[str
         ("chat_template_kwargs", {"enable_thinking": True}),
         ("reasoning_effort", "low"),
         ("think_end", "</think>"),
+        ("stop", ["Question:"]),
     ],
 )
 def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, name: str, then: object) -> None:
@@ -325,8 +327,9 @@ def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, na
 def test_every_other_setting_may_change(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but([]))
+    others: dict[str, object]
     others = {"num_concurrent": 9, "most_repetitions": 5, "sequential": False, "max_unanswered": 0.1, "time_limit_s": 9.0}
-    others["samples_per_question"] = 3
+    others |= {"samples_per_question": 3, "published": [PublishedScore(score=0.9, source="a model card")]}
     assert {*others, *SAME_QUESTIONS, "task", "questions", "task_folder"} == Accuracy.model_fields.keys()
     settings = SETTINGS.model_copy(update=others)
     assert one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence).value == 0

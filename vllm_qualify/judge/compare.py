@@ -54,7 +54,7 @@ DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = (
     *("api", "num_fewshot", "num_questions", "max_gen_toks", "seed"),
-    *("sampling", "system_prompt", "chat_template_kwargs", "reasoning_effort", "think_end"),
+    *("sampling", "system_prompt", "chat_template_kwargs", "reasoning_effort", "think_end", "stop"),
 )
 # The settings of a load that are not its workload: how long and how often it is measured, and where its prompts are.
 # Each repeat has prompts of its own, and what they change is noise between repeats: so the name in the seeds does not matter.
