@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from ruamel.yaml import YAML
@@ -14,10 +15,14 @@ from tests.qualified import COMMAND, furnished, run
 from tests.recipes import Document, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.launch import Launch, find_engines, read_machine
-from vllm_qualify.engine.start import serve
+from vllm_qualify.engine.start import await_ready, launch
+from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
+from vllm_qualify.evidence.answers import read_answers
 from vllm_qualify.evidence.contract.asking import measure_contract
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.evidence.thinking import read_replies
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.contract import Capability, Contract
@@ -50,8 +55,10 @@ def recipe(folder: Path, model: Path, server: Server) -> Path:
     return write(document, folder / "mine.yaml")
 
 
-def asked(folder: Path, model: Path, server: Server, contract: Contract | None = None) -> dict[str, Measurement]:
-    """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises."""
+def asked(
+    folder: Path, model: Path, server: Server, contract: Contract | None = None, *, questions: int = 0
+) -> dict[str, Measurement]:
+    """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises. Then `questions`."""
     engines = find_engines(Launch())
     loaded = load_recipe(str(recipe(folder, model, server)))
     (plan,) = plan_cells(loaded, Choice(profile="chats"), engines, read_machine(engines.engine, "cpu"))
@@ -59,9 +66,18 @@ def asked(folder: Path, model: Path, server: Server, contract: Contract | None =
     assert wanted is not None
     evidence = folder / "contract"
     evidence.mkdir()
-    with serve(plan.server, folder, print) as running:
+    (whole,) = plan.accuracy
+    few = whole.settings.model_copy(update={"num_questions": questions, "max_gen_toks": 96})
+    task, scored = whole.model_copy(update={"settings": few, "sequential": False}), folder / "accuracy" / "gsm8k"
+    with launch(plan.server, folder) as starting:
+        running = await_ready(plan.server, starting, print)
         measure_contract(running, wanted, plan.smoke.prompt, evidence)
+        if questions:
+            with loading(starting, plan.server.served_model_name, task, folder / "lm-eval") as lm_eval:
+                run = prepare_task(running, lm_eval, scored, lambda *_: None)
+                run.ask(run.steps[0])
     rows = parse_contract(evidence, wanted, plan.server.served_model_name, plan.server.engine_kind)
+    rows += parse_task(scored, task, Levels()) if questions else []
     return {row.metric: row for row in rows}
 
 
@@ -122,13 +138,31 @@ def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits
     chats["load"] |= {"max_concurrency": 2, "num_prompts": 32}
     serving["profiles"] = {"chats": chats}
     del document["capabilities"]
-    document["accuracy"][0]["num_questions"] = 40
+    document["accuracy"][0] |= {"num_questions": 40, "sampling": {"temperature": 0.5, "top_p": 0.95}, "samples_per_question": 2}
     document["gates"] = [document["gates"][0] | {"minimum": 0.5}]
     forgetful = str(write(document, folder / "forgetful.yaml"))
     report = qualified(forgetful, engine, on_a_server, tmp_path_factory, passes=False)["chats"]
     verdicts = {gate.gate.metric: gate.verdict for gate in report.judgement.gates}
     assert {metric: verdict for metric, verdict in verdicts.items() if verdict != "pass"} == {"prefix_hit_share": "fail"}
     assert {"exact_match", "later_turns_ttft_p50_ms"} <= verdicts.keys()
+    assert_sampled(report, next(tmp_path_factory.getbasetemp().glob(f"*/runs/{report.run_id}/evidence/accuracy/gsm8k")))
+
+
+def assert_sampled(report: Report, folder: Path) -> None:
+    """Each question was asked twice, and the thinking before each answer is kept."""
+    (task,) = report.plan.accuracy
+    steps = sorted(folder.glob("r*-b*"))
+    replies = [reply for step in steps for reply in read_replies(step)]
+    assert len(replies) == 80
+    assert sum(bool(reply.thinking) for reply in replies) > 40
+    by_question: dict[int, list[float]] = {}
+    for answer in read_answers(folder, task).answers:
+        by_question.setdefault(answer.question, []).append(answer.score("exact_match,strict-match"))
+    assert {len(scores) for scores in by_question.values()} == {2}
+    row = measured(report, "accuracy")["exact_match"]
+    assert row.sample_count == 40
+    if row.filter == "strict-match":
+        assert row.value == pytest.approx(fmean(map(fmean, by_question.values())))
 
 
 def nothing(_: Path) -> None:
@@ -138,6 +172,12 @@ def nothing(_: Path) -> None:
 def lost_turns_and_wrong_end_token(model: Path) -> None:
     variants.lost_turns(model)
     variants.wrong_end_token(model)
+
+
+NO_ANSWER: dict[Callable[[Path], None], str] = {
+    variants.endless_thinking: "of 8 replies, 8 were cut while still thinking",
+    variants.answer_in_thinking: "of 8 replies, 8 ended without an answer after the thinking",
+}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +221,11 @@ def test_a_copy_with_a_defect_fails_the_check_for_it(
     model = variants.copied(MODEL, tmp_path / "model")
     defect(model)
     contract = Contract(capabilities=capabilities, not_asked=dict.fromkeys(CONTRACT, "of the whole model's test"))
-    rows = asked(tmp_path, model, SHORT | server, contract)
+    why = NO_ANSWER.get(defect, "")
+    rows = asked(tmp_path, model, SHORT | server, contract, questions=8 if why else 0)
+    # Its score is refused, too, and says why.
+    scores = [rows.pop(row.metric) for row in list(rows.values()) if row.task]
+    assert all((score.invalid_because or "").endswith(why) for score in scores), scores
+    assert bool(scores) is bool(why)
     assert unknown(rows) == set(), said(rows)
     assert own <= failing(rows) <= own | others, said(rows)
