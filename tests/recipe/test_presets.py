@@ -56,9 +56,21 @@ def test_what_is_said_beside_a_preset_is_said_of_each_of_its_tasks(tmp_path: Pat
     ]
 
 
+def test_published_scores_stand_by_task(tmp_path: Path) -> None:
+    score = {"score": 0.783, "source": "https://example.org/card"}
+    tasks = accuracy_of(tmp_path, {"preset": "reasoning", "published": {"mmlu_pro": [score]}})
+    assert {task.task: [each.score for each in task.published] for task in tasks} == {
+        "aime25": [],
+        "gpqa_diamond_cot_zeroshot": [],
+        "mmlu_pro": [0.783],
+    }
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
+        ({"preset": "chat", "published": [{"score": 0.5, "source": "a card"}]}, "published scores beside a preset stand by"),
+        ({"preset": "chat", "published": {"aime25": []}}, "stand by its tasks: gsm8k_platinum, mmlu_pro, ifeval"),
         ({"preset": "chats"}, "there is no preset 'chats': take base, chat, reasoning"),
         ({"preset": ["chat"]}, "there is no preset ['chat']: take"),
         ({"preset": "chat", "task": "gsm8k"}, "has the preset 'chat' and a task: make two entries of it"),

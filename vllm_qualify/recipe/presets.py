@@ -35,7 +35,10 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
 def with_presets(accuracy: object) -> object:
     """The entries of `accuracy` as they are written in a recipe, with the tasks of a preset in its place.
 
-    What an entry says besides its preset is said of each of its tasks. Raises ValueError: there is no such preset.
+    What an entry says besides its preset is said of each of its tasks, but published scores stand by task.
+
+    Raises:
+        ValueError: there is no such preset or task.
     """
     if not isinstance(accuracy, list):
         return accuracy
@@ -51,4 +54,10 @@ def _tasks(entry: object) -> list[object]:
     name = entry["preset"]
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}: take {', '.join(PRESETS)}")
-    return [task | own for task in PRESETS[name]]
+    published = own.pop("published", {})
+    tasks = [task["task"] for task in PRESETS[name]]
+    if not (isinstance(published, dict) and published.keys() <= set(tasks)):
+        raise ValueError(f"published scores beside a preset stand by its tasks: {', '.join(tasks)}")
+    return [
+        task | own | ({"published": published[task["task"]]} if task["task"] in published else {}) for task in PRESETS[name]
+    ]
