@@ -509,6 +509,14 @@ def test_a_sampled_question_counts_with_the_mean_of_its_samples(tmp_path: Path, 
     assert row.interval == interval_of_means(means, 36, sides("higher", LEVELS, [12], 0))
 
 
+@pytest.mark.parametrize("repetitions", [1, 2])
+def test_a_plan_cannot_ask_for_fewer_samples_than_its_recipe(repetitions: int) -> None:
+    """A plan from another machine is held against the recipe by its tasks' settings, and has this number beside them."""
+    warm = {"sampling": Sampling(temperature=1), "samples_per_question": 3}
+    claimed = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update=warm), "repetitions": repetitions})
+    assert claimed.least_repetitions == 3
+
+
 AT = Sides(0.04, 0.05)
 
 

@@ -72,7 +72,8 @@ class TaskPlan(Frozen):
     @property
     def least_repetitions(self) -> int:
         """How often all questions are asked before anything is decided; 1 lets a block decide."""
-        return min(self.settings.samples_per_question, self.repetitions)
+        # Not `repetitions`, which a plan from another machine may claim: only settings are held against the recipe.
+        return self.settings.samples_per_question
 
     @property
     def sampling(self) -> Sampling | None:
