@@ -320,6 +320,23 @@ def test_counts_of_tokens_that_lie_are_invalid(folder: Path, when: str, pattern:
     assert by_filter(folder)[STRICT].value == 1 / 8
 
 
+def test_tokens_without_a_bucket_that_ends_are_invalid(folder: Path) -> None:
+    """Nothing then bounds how long a reply was."""
+    count_tokens(folder, TOKENS)
+    for path in folder.glob("r*-b*/metrics-*.txt"):
+        path.write_text(re.sub(r'vllm:request_generation_tokens_bucket{.*le="[\d.]+"}.*\n', "", path.read_text()))
+    row = by_filter(folder)["output_tok_per_answer"]
+    assert (row.value, row.interval) == (None, None)
+    assert "no bucket that ends" in (row.invalid_because or "")
+
+
+def test_a_count_of_answers_without_end_is_invalid(folder: Path) -> None:
+    """8 of 10 answers were cut. Of infinitely many that would be none."""
+    path = folder / "r1-b2" / "metrics-after.txt"
+    path.write_text(re.sub(r'(finished_reason="stop".*}) .*', r"\1 +Inf", path.read_text()))
+    assert "counts inf answers" in (by_filter(folder)["truncated_answers"].invalid_because or "")
+
+
 # From here on with the real lm-eval.
 
 QUESTIONS = {f"How many are {number} and 1?": f" They are {number + 1}.\n#### {number + 1}" for number in range(12)}

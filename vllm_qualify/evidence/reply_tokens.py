@@ -47,7 +47,7 @@ def reply_tokens(steps: Iterable[tuple[str, str, int, str]]) -> ReplyTokens:
     """The answers' tokens, from the /metrics before and after each step, its number of questions, and its name.
 
     Raises:
-        ValueError: a page has no such counts, or they do not agree with each other or with the questions.
+        ValueError: a page has no such counts, they bound no reply, or they do not agree with each other or with the questions.
     """
     gains = [_gain(_counts(before, name), _counts(after, name), questions, name) for before, after, questions, name in steps]
     answers, tokens = math.fsum(gain.answers for gain in gains), math.fsum(gain.tokens for gain in gains)
@@ -101,6 +101,8 @@ def _most_variance(buckets: dict[float, float], answers: float, tokens: float) -
     the highest buckets first, where each adds most to the squares.
     """
     bounds = sorted(buckets)
+    if not math.isfinite(bounds[0]):
+        raise ValueError(f"the server's {COUNTED} has no bucket that ends, so that nothing bounds how long a reply was")
     lows = [0.0, *bounds[:-1]]
     ranges = [(low, min(high, NEXT_BOUND * low), buckets[high]) for low, high in zip(lows[1:], bounds[1:], strict=True)]
     ranges.insert(0, (0.0, bounds[0], buckets[bounds[0]]))
