@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.test_served_model import captured, plan_of
+from tests.judge.test_compare import DRAFTED, cell_plan
 from vllm_qualify.engine.parts import Part
 from vllm_qualify.engine.server import ServerPlan, config_text
-from vllm_qualify.evidence.as_planned import served_otherwise
+from vllm_qualify.evidence.as_planned import drafted_otherwise, served_otherwise
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SNAPSHOT = f"models--org--name/snapshots/{COMMIT}"
@@ -51,6 +52,27 @@ def test_each_further_start_was_of_the_plans_server_too(evidence: Path) -> None:
     assert served_otherwise(plan_of(), evidence, taken_over=False) == "its server had another max-model-len than the plan"
     (later / "server.yaml").unlink()
     assert "left no usable file" in served_otherwise(plan_of(), evidence, taken_over=False)
+
+
+def test_servers_that_were_started_in_turn_were_the_plans_too(tmp_path: Path) -> None:
+    """The drafting server is measured in starts of its own, which no other check of the evidence sees."""
+    drafting, plain = plan_of(arguments=DRAFTED), plan_of()
+    plan = cell_plan([], server=drafting, undrafted=plain, undrafted_in_turn=True)
+    for number, server in enumerate((drafting, plain, drafting), start=1):
+        folder = tmp_path / "speculation" / f"start-{number}"
+        folder.mkdir(parents=True)
+        (folder / "server.yaml").write_text(config_text(server, 41234))
+        (folder / "server.log").write_text(captured())
+    assert drafted_otherwise(plan, tmp_path, taken_over=False) == ""
+    for number, server in ((2, plan_of(arguments={"enforce-eager": True})), (3, plain)):
+        config = tmp_path / "speculation" / f"start-{number}" / "server.yaml"
+        kept = config.read_text()
+        config.write_text(config_text(server, 41234))
+        assert f"start {number} of speculation: its server had another" in drafted_otherwise(plan, tmp_path, taken_over=False)
+        config.write_text(kept)
+    config.unlink()
+    assert "left no usable file" in drafted_otherwise(plan, tmp_path, taken_over=False)
+    assert drafted_otherwise(plan.model_copy(update={"undrafted_in_turn": False}), tmp_path, taken_over=False) == ""
 
 
 def test_what_was_taken_over_may_have_another_path_and_nothing_else(evidence: Path) -> None:

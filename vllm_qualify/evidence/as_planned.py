@@ -10,6 +10,8 @@ from vllm_qualify.engine.server import CONFIG_FILE, LOG, ServerPlan, config_text
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.evidence.stages import servers_in_turn
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.yaml_text import load_yaml
 
 # Differ from one start to the next.
@@ -26,6 +28,14 @@ def served_otherwise(plan: ServerPlan, evidence: Path, *, taken_over: bool) -> s
     except UNUSABLE as error:
         return in_words(error)
     return next((problem for folder in folders if (problem := _served_otherwise(plan, folder, taken_over))), "")
+
+
+def drafted_otherwise(plan: CellPlan, evidence: Path, *, taken_over: bool) -> str:
+    """As `served_otherwise`, of the servers with and without speculative decoding that were started in turn."""
+    for number, (folder, server) in enumerate(servers_in_turn(plan, evidence), start=1):
+        if problem := _served_otherwise(server, folder, taken_over):
+            return f"start {number} of speculation: {problem}"
+    return ""
 
 
 def _served_otherwise(plan: ServerPlan, folder: Path, taken_over: bool) -> str:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence.as_planned import served_otherwise
+from vllm_qualify.evidence.as_planned import drafted_otherwise, served_otherwise
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import parse
 from vllm_qualify.judge.compare import compare, not_established, speedup
@@ -83,13 +83,21 @@ def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judg
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
         check_brought(store, report, evidence)
-        taken_over = any(stage.taken_from for stage in report.stages if stage.stage == "serve")
-        if problem := served_otherwise(plan.server, evidence, taken_over=taken_over):
+        if problem := _served_otherwise(report, plan, evidence):
             place = store.locate(run.report_object.key)
             raise TamperedError(f"its evidence is of another server: {problem}", _QUALIFY_AGAIN, place)
         stages = _parsed_again(report.stages, plan, evidence)
         again, _ = _judged(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
         return again, start_means(plan, evidence, [row for stage in stages for row in stage.measurements])
+
+
+def _served_otherwise(report: Report, plan: CellPlan, evidence: Path) -> str:
+    """In what a server of the evidence is another one than the plan's, in words; empty if none is."""
+    taken_over = {stage.stage: stage.taken_from is not None for stage in report.stages}
+    problem = served_otherwise(plan.server, evidence, taken_over=taken_over.get("serve", False))
+    if problem or "speculation" not in taken_over:
+        return problem
+    return drafted_otherwise(plan, evidence, taken_over=taken_over["speculation"])
 
 
 def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:

@@ -9,7 +9,7 @@ from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.soak import soak_stage
-from vllm_qualify.evidence.stages.speculation import speculation_in_turn, speculation_stage
+from vllm_qualify.evidence.stages.speculation import servers_in_turn, speculation_in_turn, speculation_stage
 from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.starts import (
     begin_start,
@@ -51,6 +51,7 @@ __all__ = [
     "scored_texts",
     "scores_alike",
     "serve_stage",
+    "servers_in_turn",
     "smoke_stage",
     "soak_stage",
     "speculation_in_turn",

@@ -64,7 +64,7 @@ def speculation_in_turn(plan: CellPlan, evidence: Path, tell: Tell) -> StageEvid
 
 def _one_start(number: int, start: speculation.Start, plan: CellPlan, evidence: Path, folder: Path, tell: Tell) -> Commands:
     commands: Commands = []
-    inside = folder / f"start-{number}"
+    inside = folder / _folder(number)
     inside.mkdir()
     tell(f"speculation: start {number}, {start.side}")
     with another(_server(plan, start.side), plan, inside, tell) as served:
@@ -76,6 +76,20 @@ def _one_start(number: int, start: speculation.Start, plan: CellPlan, evidence: 
 
         speculation.measure_start(start, served.server, _greedy(plan, evidence), plan.load, folder, once)
     return commands
+
+
+def servers_in_turn(plan: CellPlan, evidence: Path) -> list[tuple[Path, ServerPlan]]:
+    """The folder and the server of each start, where both servers are started in turn; none where they are not."""
+    if not plan.undrafted_in_turn:
+        return []
+    return [
+        (evidence / speculation.STAGE / _folder(number), _server(plan, start.side))
+        for number, start in enumerate(speculation.starts_in_turn(plan.load), start=1)
+    ]
+
+
+def _folder(start: int) -> str:
+    return f"start-{start}"
 
 
 def _server(plan: CellPlan, side: str) -> ServerPlan:
