@@ -27,7 +27,7 @@ from vllm_qualify.evidence.answers import BLOCKS, read_answers
 from vllm_qualify.evidence.lm_eval_internals import keep_templates
 from vllm_qualify.evidence.measurement import Measurement, interval_of_means, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
-from vllm_qualify.evidence.thinking import Reply, read_replies
+from vllm_qualify.evidence.thinking import Reply, apart, read_replies
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
@@ -599,7 +599,7 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tm
     assert [reply.is_empty for reply in (kept[cut], kept[ended], kept[plain])] == [True, True, False]
     rows = by_filter(folder, plan)
     assert rows[STRICT].value == rows[FLEXIBLE].value == pytest.approx(10 / 12)
-    words = "of 12 replies, 1 were cut while still thinking and 1 ended without an answer after the thinking"
+    words = "of 12 replies, 1 was cut while still thinking and 1 ended without an answer after the thinking"
     assert thought_without_answers(folder, plan) == words
     fewer = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_unanswered": 0.1})})
     assert by_filter(folder, fewer)[STRICT].invalid_because == (
@@ -608,6 +608,32 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tm
     # lm-eval's confined process wrote this file, and may have run a task's own code.
     (folder / "r1-b1" / "replies.jsonl").write_text('{"prompt_hash": 7}\n')
     assert "left no usable result" in (parse_task(folder, fewer, LEVELS)[0].invalid_because or "")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"choices": None},
+        {"choices": 7},
+        {"choices": [None]},
+        {"choices": ["yes"]},
+        {"choices": [{"message": {"content": "yes"}}]},
+        {"choices": [{"index": 0, "message": "yes"}]},
+        {"choices": [{"index": "0", "message": {"content": "yes"}}]},
+    ],
+)
+def test_a_malformed_reply_is_an_empty_answer_and_no_failure_of_lm_eval(reply: dict[str, Any]) -> None:
+    model = get_model("local-chat-completions")(model="m", base_url="http://127.0.0.1:9")
+    internals.read_replies(model, lambda prompt, choice, text: apart(prompt, choice, text, None)[1])
+    model._create_payload([{"role": "user", "content": "a"}], generate=True, gen_kwargs={})
+    assert model.parse_generations(reply) == [""]
+
+
+@pytest.mark.parametrize("odd", [7, ["a"], {"text": "a"}])
+def test_thinking_that_is_no_text_is_none(odd: object) -> None:
+    choice = {"index": 0, "finish_reason": odd, "message": {"content": "yes", "reasoning": odd}}
+    reply, answer = apart("a", choice, "yes", None)
+    assert (reply.thinking, reply.finish_reason, answer) == (None, None, "yes")
 
 
 def test_a_reply_of_another_form_stays_an_empty_answer() -> None:

@@ -316,14 +316,20 @@ def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], s
 
     def parsed(outputs: Any, **named: Any) -> Any:
         texts = parse_generations(outputs=outputs, **named)
-        replies = outputs if isinstance(outputs, list) else [outputs]
-        choices = [choice for reply in replies for choice in sorted(reply.get("choices", []), key=lambda each: each["index"])]
+        choices = _choices(outputs if isinstance(outputs, list) else [outputs])
         if len(choices) != len(texts):
-            # A reply of another form, of which lm-eval makes an empty answer.
             return texts
         return [read(prompt.get(), choice, text) for choice, text in zip(choices, texts, strict=True)]
 
     model._create_payload, model.parse_generations = made, parsed
+
+
+def _choices(replies: list[Any]) -> list[dict[str, Any]]:
+    """The choices of replies, each reply's in their order. None if one has another form: its answer is empty."""
+    try:
+        return [choice for reply in replies for choice in sorted(reply["choices"], key=lambda each: each["index"])]
+    except (LookupError, TypeError):
+        return []
 
 
 def count_failed(model: Any, count: Callable[[int], None]) -> None:

@@ -41,8 +41,9 @@ def apart(prompt: str, choice: dict[str, Any], text: str | None, think_end: str 
     `reasoning_content`. Where the server splits nothing, thinking ends at the last `think_end`. A reply that was cut before it
     has no answer; one that ended by itself without it is all answer.
     """
-    message, ended = choice.get("message") or {}, choice.get("finish_reason")
-    thinking = message.get("reasoning") or message.get("reasoning_content")
+    message, ended = choice.get("message"), _text(choice.get("finish_reason"))
+    fields = message if isinstance(message, dict) else {}
+    thinking = _text(fields.get("reasoning")) or _text(fields.get("reasoning_content"))
     if think_end and text and not thinking:
         before, found, after = text.rpartition(think_end)
         if found:
@@ -52,6 +53,11 @@ def apart(prompt: str, choice: dict[str, Any], text: str | None, think_end: str 
     digest = hashlib.sha256(prompt.encode()).hexdigest()
     reply = Reply(prompt_hash=digest, finish_reason=ended, thinking=thinking, is_empty=not (text or "").strip())
     return reply, text
+
+
+def _text(value: object) -> str | None:
+    """What a server wrote where a text belongs, if it is one."""
+    return value if isinstance(value, str) else None
 
 
 def read_replies(step: Path) -> Iterator[Reply]:
@@ -66,6 +72,6 @@ def without_answers(steps: list[Path]) -> str:
     """In words, how many replies have thinking and no answer; empty if none has. Raises one of UNUSABLE."""
     replies = [reply for step in steps for reply in read_replies(step)]
     cut, only = sum(reply.is_cut for reply in replies), sum(reply.is_only_thinking for reply in replies)
-    told = [f"{cut:,} were cut while still thinking"] if cut else []
-    told += [f"{only:,} ended without an answer after the thinking"] if only else []
-    return f"of {len(replies):,} replies, {' and '.join(told)}" if told else ""
+    reasons = [f"{cut:,} {'was' if cut == 1 else 'were'} cut while still thinking"] if cut else []
+    reasons += [f"{only:,} ended without an answer after the thinking"] if only else []
+    return f"of {len(replies):,} replies, {' and '.join(reasons)}" if reasons else ""
