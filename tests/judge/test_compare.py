@@ -37,12 +37,14 @@ from vllm_qualify.judge.compare import (
     compare,
     knows_enough,
     load_differs,
+    task_differs,
 )
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import Baseline, BetweenStarts, Cell, CellPlan, Release, TaskPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, TURN_TTFTS, Stage
 from vllm_qualify.recipe.published import PublishedScore
+from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.workload import Accuracy, Load, Slo, Smoke
 
@@ -322,6 +324,17 @@ def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, na
     settings = SETTINGS.model_copy(update={name: then})
     message = reason(one(against(cell_plan([loss_gate(0.2)]), accuracy=[settings]), evidence))
     assert message == f"the baseline was asked gsm8k in another way: {name} {then}, now {getattr(SETTINGS, name)}"
+
+
+def test_a_model_that_recommends_other_numbers_now_is_not_compared() -> None:
+    """Both recipes say `sampling: model`, which is asked otherwise once the model's file has changed."""
+    settings = SETTINGS.model_copy(update={"sampling": "model"})
+    then, now = (task_plan(settings, recommended=Sampling(temperature=each)) for each in (0.6, 1.0))
+    plan = cell_plan([loss_gate(0.2)], accuracy=[now])
+    assert task_differs(against(plan, accuracy=[now.asked]), now) is None
+    assert task_differs(against(plan, accuracy=[then.asked]), now) == (
+        "the baseline was asked gsm8k in another way: sampling {'temperature': 0.6}, now {'temperature': 1.0}"
+    )
 
 
 def test_every_other_setting_may_change(evidence: Path) -> None:

@@ -37,7 +37,7 @@ def _configured(plan: CellPlan) -> tuple[ServerArguments, Environment, list[str]
 
 
 def _asked(plan: CellPlan) -> list[dict[str, Any]]:
-    return [task.settings.model_dump(exclude={"published"}) for task in plan.accuracy]
+    return [task.asked.model_dump(exclude={"published"}) for task in plan.accuracy]
 
 
 def differing(ours: CellPlan, theirs: CellPlan) -> list[str]:

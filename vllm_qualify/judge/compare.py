@@ -571,8 +571,8 @@ def _asked_otherwise(other: _Other, task: TaskPlan) -> str | None:
     before = next((settings for settings in other.accuracy if settings.task == task.name), None)
     if before is None:
         return f"the {other.word} was not asked {task.name}"
-    then, now = (settings.model_dump(include=set(SAME_QUESTIONS)) for settings in (before, task.settings))
-    changed = [f"{name} {then[name]}, now {now[name]}" for name in SAME_QUESTIONS if then[name] != now[name]]
+    then, now = (each.model_dump(include=set(SAME_QUESTIONS), exclude_none=True) for each in (before, task.asked))
+    changed = [f"{name} {then.get(name)}, now {now.get(name)}" for name in SAME_QUESTIONS if then.get(name) != now.get(name)]
     return f"the {other.word} was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
 
 

@@ -81,6 +81,11 @@ class TaskPlan(Frozen):
         return self.recommended if self.settings.sampling == "model" else self.settings.sampling
 
     @property
+    def asked(self) -> Accuracy:
+        """The settings, with the numbers of `sampling` also where the recipe leaves them to the model."""
+        return self.settings.model_copy(update={"sampling": self.sampling})
+
+    @property
     def gen_kwargs(self) -> dict[str, Any]:
         """What lm-eval sends with each request beside the task's own: its `gen_kwargs`, by the names of OpenAI and vLLM."""
         settings = self.settings

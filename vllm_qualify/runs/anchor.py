@@ -59,7 +59,8 @@ def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
 
 
 def accuracy_settings(report: Report) -> list[Accuracy]:
-    return [task.settings for task in report.plan.accuracy]
+    """How the tasks of a run were asked."""
+    return [task.asked for task in report.plan.accuracy]
 
 
 def bring_anchor(plan: CellPlan, store: Store, folder: Path) -> None:
