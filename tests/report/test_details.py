@@ -20,7 +20,7 @@ from vllm_qualify.engine.watch import SCRAPES
 from vllm_qualify.evidence.load import speculation, sweep
 from vllm_qualify.evidence.load.fitting import FIT_RESULT, Tried, Try
 from vllm_qualify.evidence.measurement import valid
-from vllm_qualify.evidence.stages import sweep_plan
+from vllm_qualify.evidence.stages import parse, sweep_plan
 from vllm_qualify.evidence.watched import Series, read_watched, series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Fit, Load, Soak, Sweep
@@ -137,10 +137,22 @@ def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
     assert details_of(plan_of(), evidence, [gained]).speedups == [gained]
 
 
-def test_a_load_that_cannot_show_what_drafts_gain_is_reported(evidence: Path) -> None:
-    details = details_of(plan_of(undrafted=None), evidence)
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"turns": 2}, "requests come at a rate or in turns, which both servers would keep"),
+        # Plans of versions that did not start the servers in turn.
+        ({}, "the machine had no room for the same server without speculative decoding beside it"),
+    ],
+)
+def test_a_run_that_cannot_show_what_drafts_gain_says_why(evidence: Path, changes: dict[str, object], why: str) -> None:
+    plan = plan_of(undrafted=None)
+    plan = plan.model_copy(update={"load": plan.load.model_copy(update=changes)})
+    details = details_of(plan, evidence)
     assert details.speculation is None
-    assert details.notes == ["speculative decoding: with requests at a rate or in turns it is not measured"]
+    (note,) = (note for note in details.notes if note.startswith("speculative decoding: "))
+    assert why in note
+    assert {row.invalid_because for row in parse("speculation", plan, evidence)} == {note.partition(": ")[2]}
 
 
 @pytest.mark.parametrize("text", WRONG_TEXT)

@@ -18,7 +18,7 @@ from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.serving import LAUNCHED, launched_by_clock
-from vllm_qualify.evidence.stages import fit_result, idle_gpus, sweep_plan
+from vllm_qualify.evidence.stages import fit_result, idle_gpus, sweep_plan, why_not_compared
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
@@ -119,7 +119,7 @@ def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
     if not plan.is_speculative:
         return None
     if plan.undrafted is None:
-        raise _NothingError("with requests at a rate or in turns it is not measured")
+        raise _NothingError(why_not_compared(plan))
     return speculation.document(_left(evidence / speculation.STAGE), plan.load)
 
 

@@ -9,7 +9,7 @@ from vllm_qualify.evidence.stages.load import load_stage, loads_of, parse_beside
 from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_starts
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.soak import soak_stage
-from vllm_qualify.evidence.stages.speculation import servers_in_turn, speculation_in_turn, speculation_stage
+from vllm_qualify.evidence.stages.speculation import servers_in_turn, speculation_in_turn, speculation_stage, why_not_compared
 from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.starts import (
     begin_start,
@@ -64,4 +64,5 @@ __all__ = [
     "taken_over",
     "wanted",
     "warm_starts",
+    "why_not_compared",
 ]

@@ -120,10 +120,17 @@ def _longest_s(plan: CellPlan) -> float:
     return starts_s + 2 * (asked_s + repeats * order_s(plan.load.time_limit_s))
 
 
+def why_not_compared(plan: CellPlan) -> str:
+    """Why a plan has no server without speculative decoding to be compared with, and the remedy."""
+    if plan.load.is_open or plan.load.turns > 1:
+        return "requests come at a rate or in turns, which both servers would keep: use a load with clients alone"
+    # Older versions measured both servers at once only.
+    return "the machine had no room for the same server without speculative decoding beside it: qualify the cell again"
+
+
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     if plan.undrafted is None:
-        because = "requests come at a rate or in turns, which both servers would keep: use a load with clients alone"
-        return [invalid(metric, because, "speculation") for metric in (SPEEDUP, SPEEDUP_BATCH1, SAME_TEXT)]
+        return [invalid(metric, why_not_compared(plan), "speculation") for metric in (SPEEDUP, SPEEDUP_BATCH1, SAME_TEXT)]
     return speculation.parse_speculation(evidence / "speculation", plan.load, levels_for(plan), plan.server)
 
 
