@@ -89,7 +89,11 @@ def test_a_hub_that_does_not_answer_is_the_worlds_fault(tmp_path: Path, monkeypa
     assert not (tmp_path / "gsm8k").exists()
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "sums").mkdir()
-    with pytest.raises(CallerError, match="is there already"):
+@pytest.mark.parametrize("name", ["sums", "sums.part"])
+def test_a_folder_that_is_there_is_left_alone(name: str, tmp_path: Path) -> None:
+    kept = tmp_path / name / "mine.txt"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    with pytest.raises(CallerError, match=f"{name} is there already"):
         fetch(plan("sums"), tmp_path / "sums")
+    assert kept.read_text() == "mine"

@@ -1,6 +1,5 @@
 """Data of accuracy tasks as local questions: fetched where there is a hub, for hosts that have none."""
 
-import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,12 +19,13 @@ def fetch(task: TaskPlan, into: Path) -> DataReply:
     """Write the task's questions as JSON lines into a new folder `into`, and the solved examples that it draws from its data.
 
     Raises:
-        CallerError: there is something at `into`.
+        CallerError: there is something at `into`, or where its files are put together.
         RecipeError: lm-eval has no such task, or its data cannot be local questions.
         HostError: the hub gave no data, or the folder cannot be written.
     """
-    if into.exists():
-        raise CallerError(f"{into} is there already", "remove it, or name another folder", "--to")
+    for path in (into, _part(into)):
+        if path.exists():
+            raise CallerError(f"{path} is there already", "remove it, or name another folder", "--to")
     with TemporaryDirectory(prefix="vllm-qualify-data-") as name, TemporaryDirectory() as logs:
         letter_box, log = Path(name), Path(logs) / "lm-eval.log"
         write_plain(letter_box / ORDER, Order(task=task.name, task_folder=task.folder).model_dump_json().encode())
@@ -63,10 +63,13 @@ def _check(reply: DataReply, name: str, log: Path) -> None:
         raise RecipeError(reply.problem, reply.remedy, f"{STAGE}.{name}")
 
 
+def _part(into: Path) -> Path:
+    return into.with_name(f"{into.name}.part")
+
+
 def _copy(letter_box: Path, into: Path) -> None:
     """Copy the files, so that the folder is there only if all of them are."""
-    part = into.with_name(f"{into.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = _part(into)
     part.mkdir(parents=True)
     for name in (TEST, SHOTS):
         if (body := read_plain(letter_box / name)) is not None:
