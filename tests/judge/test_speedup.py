@@ -59,6 +59,12 @@ def test_the_speedup_is_the_ratio_of_the_rates(evidence: Path, metric: str) -> N
     assert not surely_misses(gate(metric, 1.2), [row])
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_speedups_interval_does_not_have_how_much_starts_differ_and_says_so(evidence: Path, in_turn: bool) -> None:
+    for row in gained(evidence, undrafted_in_turn=in_turn).values():
+        assert row.not_in_interval == ["what differs from start to start of a server, since one of the two was started once"]
+
+
 @pytest.mark.parametrize("metric", NAMES)
 def test_a_speedup_that_is_20_percent_worse_is_called_worse(evidence: Path, metric: str) -> None:
     for repeat in (1, 2):

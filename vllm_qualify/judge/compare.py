@@ -50,6 +50,7 @@ ANCHOR, ACCURACY_STAGE = "anchor", "accuracy.json"
 ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server, since each build was started once"
+STARTS_OF_TWO = "what differs from start to start of a server, since one of the two was started once"
 DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = (
@@ -623,6 +624,7 @@ def _gained(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan, evide
         repeats=[with_it / without for with_it, without in zip(ours.repeats, theirs.repeats, strict=True)],
         interval=Interval(lower=1 + gained.interval.lower, upper=1 + gained.interval.upper),
         traced_to=[*ours.traced_to, *theirs.traced_to],
+        not_in_interval=[STARTS_OF_TWO],
     )
 
 
