@@ -193,6 +193,13 @@ def test_how_it_asks_and_scores_is_of_the_configuration(folder: Path, key: str) 
     assert "were not measured with one version of the task" in refused(folder)
 
 
+@pytest.mark.parametrize("available", [-1, 0, 7, 10**15])
+def test_a_task_of_too_few_or_endless_questions_is_refused(folder: Path, available: int) -> None:
+    """With fewer than planned, a part would count as all. The steps of endless ones would take all memory of who reads them."""
+    (folder / "task.json").write_text(json.dumps({"available": available}))
+    assert f"the task has {available} questions, where 8 to 1000000 were expected" in refused(folder)
+
+
 def test_400_copies_of_one_question_are_no_400_questions(tmp_path: Path) -> None:
     task = TaskPlan(settings=Accuracy(num_questions=400), num_concurrent=4, repetitions=1, sequential=True)
     folder = tmp_path / "gsm8k"

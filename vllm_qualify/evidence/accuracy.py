@@ -29,7 +29,16 @@ from vllm_qualify.engine.process import (
 )
 from vllm_qualify.engine.server import Server, Starting
 from vllm_qualify.errors import HostError, RecipeError, writing
-from vllm_qualify.evidence.answers import Answer, Answered, QuestionBlock, finished, planned, read_answers, steps
+from vllm_qualify.evidence.answers import (
+    MOST_QUESTIONS,
+    Answer,
+    Answered,
+    QuestionBlock,
+    finished,
+    planned,
+    read_answers,
+    steps,
+)
 from vllm_qualify.evidence.lm_eval_worker import (
     GENERATES,
     JOB,
@@ -209,6 +218,9 @@ def _steps(task: TaskPlan, reply: TaskReply) -> list[QuestionBlock]:
     if wanted > reply.available:
         problem = f"the recipe asks {wanted} questions, and the task has {reply.available}"
         raise RecipeError(problem, f"lower it to {reply.available} or less", f"{STAGE}.{task.name}.num_questions")
+    if reply.available > MOST_QUESTIONS:
+        problem = f"the task has {reply.available:,} questions, and may have {MOST_QUESTIONS:,}"
+        raise RecipeError(problem, "name one of its tasks, or a smaller one", f"{STAGE}.{task.name}")
     return steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
 
 

@@ -22,6 +22,8 @@ from vllm_qualify.recipe.workload import Accuracy
 BLOCKS, LEAST_BLOCK = 5, 2
 # The share of a task's questions that may be copies of others.
 COPIES_ALLOWED = 0.05
+# The most questions that a task may have: the order of so many takes seconds, and far more would take all memory.
+MOST_QUESTIONS = 1_000_000
 # A run has some 50 blocks, and its baseline one file.
 STEPS = Memory(files=128)
 # The fields of a document that say what a question is about: MMLU has `subject`, MMLU-Pro `category`.
@@ -136,8 +138,11 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
 
 
 def planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
-    """The steps of a task that was begun, from the files in its folder. `start` is the server's."""
+    """The steps of a task that was begun, from the files in its folder. `start` is the server's. Raises one of UNUSABLE."""
     reply = TaskReply.model_validate_json((folder / TASK).read_bytes())
+    least = task.settings.num_questions
+    if not least <= reply.available <= MOST_QUESTIONS:
+        raise ValueError(f"the task has {reply.available} questions, where {least} to {MOST_QUESTIONS} were expected")
     without_starts = steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
     return [step._replace(start=start) for step in without_starts]
 
