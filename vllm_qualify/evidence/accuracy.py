@@ -163,7 +163,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     `progress` gets the requests of the step that is being asked.
 
     Raises:
-        RecipeError: lm-eval has no such task, or cannot score a group as one task, or has fewer questions than are to be asked.
+        RecipeError: lm-eval has no such task, or cannot score a group as one task, or has fewer questions than are asked.
         HostError, ReleaseError: as `Asking.ask`.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -469,7 +469,7 @@ def _faults(metric: str, answered: Answered, folder: Path, done: list[QuestionBl
 
 
 def _looping_thoughts(folder: Path, done: list[QuestionBlock]) -> set[tuple[str, str]]:
-    """The replies whose thinking ends in a loop, by the step and the prompt's hash. Their answer may be empty."""
+    """The replies with thinking that ends in a loop, by the step and the prompt's hash. Their answer may be empty."""
     return {
         (step.folder, reply.prompt_hash)
         for step in done

@@ -78,7 +78,7 @@ class Tried(Frozen):
 class TaskReply(Frozen):
     """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task.
 
-    A group has members, whose questions are one list in their order.
+    A group has members. Their questions are one list, in the order of the members.
     """
 
     available: int = 0
@@ -145,7 +145,7 @@ class _Worker:
 
     @contextmanager
     def _refusing_what_lacks(self) -> Iterator[None]:
-        """Refuse a task whose packages are not installed, and local questions without the fields that it reads."""
+        """Refuse a task with packages that are not installed, and local questions without the fields that it reads."""
         from datasets.exceptions import DatasetGenerationError
         from jinja2 import UndefinedError
 

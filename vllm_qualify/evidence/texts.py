@@ -46,7 +46,7 @@ def _prefixes(text: str) -> list[int]:
 
 
 def is_in_other_script(text: str, asked: str) -> bool:
-    """Whether more than MOST_FOREIGN of a reply's letters are in scripts of which what was asked has no letter."""
+    """Whether more than MOST_FOREIGN of a reply's letters are in scripts that what was asked has no letter of."""
     letters, known = _letters(text), _letters(asked)
     foreign = sum(count for script, count in letters.items() if script not in known)
     return foreign > MOST_FOREIGN * letters.total()
