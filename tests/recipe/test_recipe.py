@@ -64,6 +64,18 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ("accuracy.0.published", [{"score": 0.9}], "accuracy.0.published.0.source", "Field required"),
         ("accuracy.0.published", [{"score": 0.9, "source": " "}], "accuracy.0.published.0.source", "say where it is from"),
         ("accuracy.0.published", [{"score": 90, "source": "card"}], "accuracy.0.published.0.score", "less than or equal to 1"),
+        (
+            "accuracy.0.published",
+            [{"score": 0.9, "source": "card", "metric": "exact_mach"}],
+            "accuracy.0.published.0.metric",
+            "there is no score 'exact_mach': take exact_match, acc, ",
+        ),
+        (
+            "accuracy.0.published",
+            [{"score": 0.9, "source": "card", "metric": "ttft_p50_ms"}],
+            "accuracy.0.published.0.metric",
+            "there is no score 'ttft_p50_ms'",
+        ),
         ("accuracy.0.published", [{"source": "card"}], "accuracy.0.published.0.score", "Field required"),
         ("accuracy.0.num_fewshots", 5, "accuracy.0.num_fewshots", "unknown key"),
         ("capabilities", ["chat", "vison"], "capabilities.1", "Input should be 'chat', 'tools', 'parallel_tools'"),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Count, CountOrNone, FilterName, Frozen, Name, Share
 
 
@@ -13,7 +14,15 @@ def _not_blank(text: str) -> str:
     return text
 
 
+def _score_name(name: str) -> str:
+    scores = [known for known, metric in METRICS.items() if metric.is_score]
+    if name not in scores:
+        raise ValueError(f"there is no score '{name}': take {', '.join(scores)}")
+    return name
+
+
 Source = Annotated[str, Field(strict=True, max_length=500), AfterValidator(_not_blank)]
+ScoreName = Annotated[Name, AfterValidator(_score_name)]
 Remark = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
 
 
@@ -23,7 +32,7 @@ class PublishedScore(Frozen):
     score: Share = Field(description="the score, from 0 to 1")
     source: Source = Field(description="where it was published: an address, or a document with its place in it")
     of: Remark | None = Field(default=None, description="which model or precision it is of, if it is not this one")
-    metric: Name | None = Field(default=None, description="our metric that it is compared with; all scores by default")
+    metric: ScoreName | None = Field(default=None, description="our metric that it is compared with; all scores by default")
     filter: FilterName | None = Field(default=None, description="the filter of that metric")
     num_fewshot: CountOrNone | None = Field(default=None, description="solved examples in each prompt")
     api: Literal["completions", "chat"] | None = Field(default=None, description="`chat` has the model's own template")
