@@ -579,7 +579,13 @@ def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(
         run.ask(run.steps[0])
     assert {question: reply.thinking for question, reply in replies_of(folder).items()} == thoughts
     assert by_filter(folder, plan)[STRICT].value == 1.0
+    assert by_filter(folder, plan)["looping_answers"].value == 0.0
     assert thought_without_answers(folder, plan) == ""
+    replies = folder / "r1-b1" / "replies.jsonl"
+    replies.write_text("".join(replies.read_text().splitlines(keepends=True)[2:]))
+    rows = by_filter(folder, plan)
+    assert "2 answers have no reply in replies.jsonl" in (rows["looping_answers"].invalid_because or "")
+    assert rows[STRICT].value == 1.0
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

@@ -308,7 +308,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
     done = finished(folder, task)
     rows += [_truncated(answered, folder, done, at, source), _tokens(answered, folder, done, at, source)]
-    return [*rows, *(_faults(metric, answered, folder, done, at, source) for metric in FAULTS)]
+    return [*rows, *(_faults(metric, answered, folder, task, at, source) for metric in FAULTS)]
 
 
 def asked_again(folder: Path, task: TaskPlan) -> str:
@@ -442,10 +442,10 @@ def _tokens(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sid
     )
 
 
-def _faults(metric: str, answered: Answered, folder: Path, done: list[QuestionBlock], at: Sides, source: str) -> Measurement:
+def _faults(metric: str, answered: Answered, folder: Path, task: TaskPlan, at: Sides, source: str) -> Measurement:
     """The share of answers with a fault of their text; of a question that was asked several times, the mean of its answers."""
     try:
-        looping = _looping_thoughts(folder, done) if metric == LOOPING else set()
+        looping = _looping_thoughts(answered, folder, task) if metric == LOOPING else set()
     except UNUSABLE as error:
         return invalid(metric, f"what was thought cannot be read: {in_words(error)}", source, task=answered.task)
     by_question: dict[int, list[bool]] = {}
@@ -468,14 +468,19 @@ def _faults(metric: str, answered: Answered, folder: Path, done: list[QuestionBl
     )
 
 
-def _looping_thoughts(folder: Path, done: list[QuestionBlock]) -> set[tuple[str, str]]:
-    """The replies with thinking that ends in a loop, by the step and the prompt's hash. Their answer may be empty."""
-    return {
-        (step.folder, reply.prompt_hash)
-        for step in done
-        for reply in read_replies(folder / step.folder)
-        if reply.thinking and ends_in_loop(reply.thinking)
-    }
+def _looping_thoughts(answered: Answered, folder: Path, task: TaskPlan) -> set[tuple[str, str]]:
+    """The replies with thinking that ends in a loop, by the step and the prompt's hash. Their answer may be empty.
+
+    Raises one of UNUSABLE, also if a reply was not kept.
+    """
+    replies = [(step.folder, reply) for step in finished(folder, task) for reply in read_replies(folder / step.folder)]
+    kept = {(step, reply.prompt_hash) for step, reply in replies}
+    if answered.output_type == GENERATES and task.keeps_replies:
+        # An empty answer may be of a reply that could not be read.
+        lacking = [each for each in answered.answers if not each.unanswered and (each.step, each.prompt_hash) not in kept]
+        if lacking:
+            raise ValueError(f"{len(lacking)} answers have no reply in {REPLIES}")
+    return {(step, reply.prompt_hash) for step, reply in replies if reply.thinking and ends_in_loop(reply.thinking)}
 
 
 def _gain(folder: Path, questions: int) -> tuple[float, float]:

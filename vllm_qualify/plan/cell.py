@@ -86,6 +86,11 @@ class TaskPlan(Frozen):
         return self.settings.model_copy(update={"sampling": self.sampling})
 
     @property
+    def keeps_replies(self) -> bool:
+        """Whether what a model thinks is kept beside the answers, if the task has it write them."""
+        return self.settings.api == "chat" or self.settings.think_end is not None
+
+    @property
     def gen_kwargs(self) -> dict[str, Any]:
         """What lm-eval sends with each request beside the task's own: its `gen_kwargs`, by the names of OpenAI and vLLM."""
         settings = self.settings
