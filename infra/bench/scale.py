@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
@@ -229,7 +229,7 @@ def _radosgw(folder: Path) -> Iterator[str]:
         subprocess.run([SCRIPT, "stop", folder], capture_output=True, check=True)
 
 
-KINDS: Mapping[str, Callable[[Path], object]] = {"directory": _directory, "radosgw": _radosgw}
+KINDS: Mapping[str, Callable[[Path], AbstractContextManager[str]]] = {"directory": _directory, "radosgw": _radosgw}
 
 
 def measure(url: str, folder: Path, few: int, many: int, cells: int) -> dict[str, object]:
