@@ -218,7 +218,7 @@ def limit_of(task: Task[..., Any], monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 def test_every_task_has_a_time_limit_and_what_measures_has_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    other_stage = {"warm starts": "serve", "further start": "starts"}
+    other_stage = {"warm starts": "serve", "further start": "starts", "speculation in turn": "speculation"}
     measuring = {name: other_stage.get(name, name) for name in [*MEASURES, "baseline"]}
     plan: Any = GIVEN["run"].plan
     limits = [(task.name, limit_of(task, monkeypatch)) for task in all_tasks()]
