@@ -83,7 +83,7 @@ def plan_of(folder: Path, **changed: Any) -> TaskPlan:
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TaskPlan]:
-    """The files of a group whose questions were all asked twice."""
+    """The files of a group: each question was asked twice."""
     root = tmp_path_factory.mktemp("group")
     plan, folder = plan_of(group_folder(root / "tasks")), root / "accuracy" / "sums"
     with serving(Book(replies())) as url:

@@ -275,7 +275,7 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
 # Speculative decoding.
 
 
-# One is measured beside the server without it, the other as on a machine that has no room for both.
+# One runs at the same time as the server without it, the other as on a machine that has no room for both.
 BY = {"ngram": (COMMAND,), "draft": (sys.executable, driver.__file__, "in-turn:plan")}
 
 
