@@ -19,6 +19,8 @@ from typing import Any
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence import lm_eval_worker
+from vllm_qualify.evidence.tools.questions import request_of
+from vllm_qualify.evidence.tools.scoring import text_of
 
 SIZE = 4
 TASK = """\
@@ -75,7 +77,9 @@ def _tasks(kind: str = "generate_until", metric: str = "exact_match") -> Iterato
         yield found, internals.load(found, "both")
 
 
-def _evaluate(found: internals.Found, tasks: dict[str, Any], model: Any, asked: dict[str, list[int]]) -> Any:
+def _evaluate(
+    found: internals.Found, tasks: dict[str, Any], model: Any, asked: dict[str, list[int]], *, is_chat: bool = False
+) -> Any:
     from lm_eval import simple_evaluate
 
     return simple_evaluate(
@@ -84,16 +88,21 @@ def _evaluate(found: internals.Found, tasks: dict[str, Any], model: Any, asked: 
         tasks=[tasks[name] for name in asked],
         task_manager=found.manager,
         samples=asked,
-        num_fewshot=1,
+        num_fewshot=0 if is_chat else 1,
+        apply_chat_template=is_chat,
         bootstrap_iters=0,
     )
 
 
-def _model(url: str) -> Any:
+def _model(url: str, *, is_chat: bool = False) -> Any:
     from lm_eval.api.registry import get_model
 
-    return get_model("local-completions")(
-        model="reference", base_url=f"{url}/v1/completions", tokenizer_backend=None, tokenized_requests=False, num_concurrent=2
+    return get_model("local-chat-completions" if is_chat else "local-completions")(
+        model="reference",
+        base_url=f"{url}/v1/{'chat/' if is_chat else ''}completions",
+        tokenizer_backend=None,
+        tokenized_requests=False,
+        num_concurrent=2,
     )
 
 
@@ -228,6 +237,31 @@ def replies() -> None:
         assert [sample["resps"] for sample in samples] == [[[f"{sample['target']} or not"]] for sample in samples]
 
 
+def tools() -> None:
+    """A task of this project's own has its questions from a file, its tools in the requests, and verdicts on the calls."""
+    function = {"name": "now", "parameters": {"properties": {}}}
+    row = {"id": "simple_1", "question": [[{"role": "user", "content": "a"}]], "function": [function]}
+    call = {"type": "function", "function": {"name": "now", "arguments": "{}"}}
+    book = Book({"a": ""}, calls={"a": [call]})
+    with tempfile.TemporaryDirectory() as name, serving(book) as url:
+        folder = Path(name)
+        (folder / "data.jsonl").write_text(json.dumps(row | {"ground_truth": [{"now": {}}]}))
+        data = {"data_files": {"test": str(folder / "data.jsonl")}}
+        own = {"include": str(internals.OURS / "bfcl_simple.yaml"), "task": "own", "dataset_kwargs": data}
+        (folder / "own.yaml").write_text(json.dumps(own))
+        found = internals.find("own", folder)
+        assert found, "the task is not found"
+        tasks = internals.load(found, "own")
+        assert internals.calls_tools(tasks["own"]), "metadata"
+        model = _model(url, is_chat=True)
+        internals.send_tools(model, request_of)
+        internals.read_replies(model, lambda _, choice, text: text_of(choice, text))
+        results = _evaluate(found, tasks, model, {"own": [0]}, is_chat=True)
+    assert [tool["function"]["name"] for tool in book.requests[0]["tools"]] == ["now"], "send_tools"
+    assert [sample["filtered_resps"] for sample in results["samples"]["own"]] == [["right"]], "filter_fn"
+    assert results["results"]["own"]["acc,ast"] == 1.0, "process_results"
+
+
 def tokens() -> None:
     asked: list[str] = []
 
@@ -272,7 +306,7 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
-    *(failed_calls_one_by_one, seeds, replies, tokens, names_of_files),
+    *(failed_calls_one_by_one, seeds, replies, tools, tokens, names_of_files),
 ]
 
 

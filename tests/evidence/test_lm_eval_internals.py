@@ -71,7 +71,15 @@ def test_what_moved_is_named(gone: str, part: str) -> None:
 
 @pytest.mark.parametrize(
     ("task", "members"),
-    [("mmlu_pro", 14), ("hendrycks_math", 7), ("gsm8k_platinum_cot", 1), ("aime25", 1), ("gpqa_diamond_cot_zeroshot", 1)],
+    [
+        ("mmlu_pro", 14),
+        ("hendrycks_math", 7),
+        ("gsm8k_platinum_cot", 1),
+        ("aime25", 1),
+        ("gpqa_diamond_cot_zeroshot", 1),
+        ("bfcl", 5),
+        ("bfcl_simple", 1),
+    ],
 )
 def test_usual_tasks_are_found_without_reading_all_files(task: str, members: int) -> None:
     found = find(task, None)

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 QUESTION, WRONG = "Question: ", "I do not know."
+NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
 
 @dataclass
@@ -22,7 +23,8 @@ class Book:
 
     `empty` replies are without text, `absent` ones null. `failing` questions get an error 500, `dropped` ones no reply at all,
     and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed. `sampled` ones are wrong if the
-    request's seed is odd. `thinking` by question is apart from the content of a chat's reply, as vLLM has it.
+    request's seed is odd. `thinking` and `calls` of tools, by question, are apart from the content of a chat's reply, as vLLM
+    has them. A server that `has_no_parser` of calls refuses requests with tools, in vLLM's words.
     """
 
     replies: Mapping[str, str]
@@ -33,6 +35,8 @@ class Book:
     cut: frozenset[str] = frozenset()
     sampled: frozenset[str] = frozenset()
     thinking: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[str, Any] = field(default_factory=dict)
+    has_no_parser: bool = False
     once: bool = False
     delay_s: float = 0.0
     counts_requests: bool = True
@@ -84,6 +88,8 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(book.delay_s)
         if book.goes_wrong(question, book.dropped):
             self.close_connection = True
+        elif book.has_no_parser and request.get("tools"):
+            self._answer(400, {"error": {"message": NO_PARSER, "type": "BadRequestError", "param": None, "code": 400}})
         elif book.goes_wrong(question, book.failing) or question not in book.replies:
             self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
         else:
@@ -95,7 +101,9 @@ class Handler(BaseHTTPRequestHandler):
             text = WRONG
         with self.book.lock:
             self.book.ended[reason] += 1
-        message = {"role": "assistant", "content": text, "reasoning": self.book.thinking.get(question)}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "reasoning": self.book.thinking.get(question)}
+        if question in self.book.calls:
+            message["tool_calls"] = self.book.calls[question]
         said = {"message": message} if is_chat else {"text": text}
         self._answer(200, {"model": "reference", "choices": [{"index": 0, "finish_reason": reason, **said}]})
 

@@ -76,6 +76,8 @@ NO_ANSWERS = "the task compares likelihoods and asks for no answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
 CLOSED = re.compile(r"PermissionError: \[Errno 13\] Permission denied: (\S.{,500})")
+# vLLM's words, where a request has tools and it was started without a parser of calls.
+NO_PARSER = "tool choice requires --enable-auto-tool-choice"
 BAR = re.compile(r"Requesting API:[^\r\n]*?(\d+)/(\d+) \[")
 
 
@@ -91,7 +93,8 @@ class LmEval(Frozen):
         """Check that lm-eval still works.
 
         Raises:
-            RecipeError: it has refused the task, or the task's own files read others that are closed to them.
+            RecipeError: it has refused the task, or the task's own files read others that are closed to them, or the server
+                cannot call tools.
             HostError: it has ended.
         """
         if self.has_task_reply():
@@ -102,6 +105,9 @@ class LmEval(Frozen):
         if self.task.folder and (denied := CLOSED.findall("\n".join(log))):
             problem, place = f"a file of its task_folder opens {denied[-1]}, which is closed to it", f"{STAGE}.{self.task.name}"
             raise RecipeError(problem, f"move that file into {self.task.folder}, which lm-eval may read", place, log)
+        if NO_PARSER in text_of(self.process.log, TAIL_BYTES):
+            problem, remedy = "the server has no parser of tool calls", "give it tool-call-parser and enable-auto-tool-choice"
+            raise RecipeError(problem, remedy, f"{STAGE}.{self.task.name}", log)
         raise HostError(f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, log)
 
     def has_task_reply(self) -> bool:

@@ -10,10 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vllm_qualify.evidence.lm_eval_internals import says_tools
 from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.members import Part, config_hash, group_hash, parts_of
 from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.evidence.texts import ends_in_loop, is_in_other_script
+from vllm_qualify.evidence.tools import questions
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Share
@@ -270,6 +272,9 @@ def _parse_part(
         _check_complete([row for _, row in by_filter[name]], asked, results["n-samples"][asked.task], where, name)
     for _, row in rows:
         _check_hashes(row)
+    if says_tools(results["configs"][asked.task].get("metadata")):
+        for _, row in rows:
+            _check_tools(row)
     for metric, name in keys:
         _check_score(metric, name, [row for _, row in by_filter[name]], result, where)
     head = _head(results, asked)
@@ -322,6 +327,14 @@ def _check_hashes(row: dict[str, Any]) -> None:
     for name, text in content.items():
         if hashlib.sha256(str(text).encode()).hexdigest() != row[name]:
             raise ValueError(f"the {name} of question {row['doc_id']} is not that of its content")
+
+
+def _check_tools(row: dict[str, Any]) -> None:
+    """Check that a prompt has the messages and the tools of the question beside it."""
+    prompt = row["arguments"]["gen_args_0"]["arg_0"]
+    sent = json.loads(prompt[0])[-1]["content"]
+    if sent != questions.asked(row["doc"]):
+        raise ValueError(f"question {row['doc_id']} was not asked with its own messages and tools")
 
 
 def _score(value: object) -> float:

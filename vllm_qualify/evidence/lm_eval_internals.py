@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.members import is_task_name
 
+# Task files of this project. They go before lm-eval's, and those of a recipe's own folder before them.
+OURS = Path(__file__).parent / "tools" / "tasks"
 # The split of local solved examples, where the task has none of its own for them.
 SHOTS = "shots"
 # Groups in groups; lm-eval has three levels.
@@ -42,7 +44,7 @@ class Found(NamedTuple):
 
 
 def find(task: str, folder: Path | None) -> Found | None:
-    """Where lm-eval has a task, None if it has none. A file in `folder` takes precedence over lm-eval's own.
+    """Where there is a task, None if there is none. A file in `folder` takes precedence over lm-eval's own and this project's.
 
     Raises UnusableGroupError if a group names tasks that are not there.
     """
@@ -70,9 +72,12 @@ def _managers(task: str, folder: Path | None) -> Iterator[tuple[Any, bool]]:
         yield own, False
         if task in own.all_groups:
             names += _members(own, task)[0]
+    ours = TaskManager(include_path=OURS, include_defaults=False)
+    if task in ours.task_index:
+        yield ours, False
     if usual := sorted({path for path in map(_usual_folder, names) if path}):
         yield TaskManager(include_path=[*usual, *([folder] if folder else [])], include_defaults=False), False
-    yield TaskManager(include_path=folder), True
+    yield TaskManager(include_path=[OURS, *([folder] if folder else [])]), True
 
 
 def _usual_folder(task: str) -> Path | None:
@@ -302,6 +307,27 @@ def seed_requests(model: Any, seed_of: Callable[[Any], int]) -> None:
         return make(messages, **named) | {"seed": seed_of(messages)}
 
     model._create_payload = seeded
+
+
+def calls_tools(task: Any) -> bool:
+    """Whether the prompts of a task have tools, and its answers are calls of them."""
+    return says_tools(task.get_config("metadata"))
+
+
+def says_tools(metadata: object) -> bool:
+    """Whether a task's `metadata`, as its file or lm-eval's results have it, says that it calls tools."""
+    return isinstance(metadata, dict) and metadata.get("calls_tools") is True
+
+
+def send_tools(model: Any, request_of: Callable[[Any], tuple[Any, Any]]) -> None:
+    """Send with each request the messages and tools that `request_of` finds in its prompt. The model chooses what to call."""
+    make = model._create_payload
+
+    def with_tools(messages: Any, **named: Any) -> Any:
+        said, tools = request_of(messages)
+        return make(said, **named) | {"tools": tools, "tool_choice": "auto"}
+
+    model._create_payload = with_tools
 
 
 def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], str | None]) -> None:

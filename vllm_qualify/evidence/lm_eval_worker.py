@@ -28,6 +28,7 @@ from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence.members import Member, config_hash, parts_of
 from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
+from vllm_qualify.evidence.tools import questions, scoring
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
 from vllm_qualify.recipe.workload import SEEDS, Accuracy
 
@@ -157,6 +158,9 @@ class _Worker:
                 raise
             with_extra = f"`pip install 'lm-eval[{extra}]'`" if extra else "install it"
             self._refuse(f"{self.job.task} needs a package that is not installed: {error}", f"{with_extra} where this runs")
+        except questions.QuestionsError as error:
+            where = self.job.test.name if self.job.test else "the hub's data"
+            self._refuse(f"{self.job.task} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
         except (KeyError, UndefinedError, DatasetGenerationError) as error:
             if not self.job.test:
                 raise
@@ -178,6 +182,8 @@ class _Worker:
                 f"lm-eval cannot measure {self.job.task} by chat: it compares likelihoods, which chat does not give",
                 "set api to completions",
             )
+        if self.job.api == "completions" and self._calls_tools:
+            self._refuse(f"{self.job.task} calls tools, which only a chat can", "set api to chat")
         self._check_sampling()
         for name, task in self.tasks.items():
             if getattr(task, "UNSAFE_CODE", False):
@@ -346,6 +352,9 @@ class _Worker:
         model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
         internals.keep_tokens(model)
         internals.count_failed(model, self._count)
+        if self._calls_tools:
+            # First of all: what follows sees the prompt as lm-eval hashes it.
+            internals.send_tools(model, questions.request_of)
         if self._keeps_replies:
             internals.read_replies(model, self._read)
         if self.job.is_sampled:
@@ -358,6 +367,9 @@ class _Worker:
 
     def _read(self, prompt: str, choice: dict[str, Any], text: str | None) -> str | None:
         reply, answer = apart(prompt, choice, text, self.job.think_end)
+        if self._calls_tools:
+            answer = scoring.text_of(choice, answer)
+            reply = reply.model_copy(update={"is_empty": not (answer or "").strip()})
         self.replies.append(reply)
         return answer
 
@@ -386,6 +398,10 @@ class _Worker:
     @property
     def _generates(self) -> bool:
         return bool(self._first.get_config("output_type") == GENERATES)
+
+    @cached_property
+    def _calls_tools(self) -> bool:
+        return internals.calls_tools(self._first)
 
     def _without_tokens(self) -> dict[str, Any]:
         """The server tokenizes, so the worker needs neither torch nor the model's tokenizer."""

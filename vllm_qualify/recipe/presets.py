@@ -29,6 +29,8 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
         {"task": "gpqa_diamond_cot_zeroshot", "num_fewshot": 0, "num_questions": 198, "samples_per_question": 4} | _THINKS,
         {"task": "mmlu_pro", "num_fewshot": 5, "num_questions": 1000} | _THINKS,
     ],
+    # A model that calls tools, by the server's own parser.
+    "tools": [{"task": "bfcl", "num_fewshot": 0, "num_questions": 1240, "max_gen_toks": 2048} | _CHAT],
 }
 
 

@@ -1,0 +1,1 @@
+"""Tasks of calling tools, in the format of the Berkeley Function Calling Leaderboard (BFCL)."""
