@@ -63,6 +63,8 @@ HIGHER_IS_BETTER = {
     "em",
     "prompt_level_strict_acc",
     "prompt_level_loose_acc",
+    "relaxed_accuracy",
+    "anywhere_accuracy",
     "answer_top1_share",
     "text_top1_share",
     "request_throughput_req_s",

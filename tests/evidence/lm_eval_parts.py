@@ -21,8 +21,11 @@ from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence import lm_eval_worker
 from vllm_qualify.evidence.tools.questions import request_of
 from vllm_qualify.evidence.tools.scoring import text_of
+from vllm_qualify.evidence.pictures import Pictures
 
 SIZE = 4
+# One pixel.
+GIF = "R0lGODlhAQABAIAAAP8AAAAAACH5BAAAAAAALAAAAAABAAEAAAICRAEAOw=="
 TASK = """\
 task: {name}
 tag: {tag}
@@ -262,6 +265,32 @@ def tools() -> None:
     assert results["results"]["own"]["acc,ast"] == 1.0, "process_results"
 
 
+def pictures() -> None:
+    """A question names its picture, in what is hashed and kept, and the request has the picture itself."""
+    drawn = [f"data:image/gif;base64,{picture}" for picture in (GIF, GIF.replace("AP8AAAAAAC", "AAD/AAAAAC"))]
+    rows = [{"image": url, "question": "a", "answer": "b"} for url in drawn]
+    with tempfile.TemporaryDirectory() as name, serving(Book({"a": "b"})) as url:
+        data = Path(name) / "data.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = TASK.format(name="seen", tag="some", data=data, kind="generate_until", metric="exact_match")
+        (Path(name) / "seen.yaml").write_text(text + "doc_to_image: [image]\n")
+        found = internals.find("seen", Path(name))
+        assert found
+        (task,) = internals.load(found, "seen").values()
+        assert internals.has_pictures(task)
+        named = Pictures()
+        internals.take_pictures(task, named)
+        internals.keep_questions(task)
+        internals.keep_prompts(task, named)
+        model = _model(url, is_chat=True)
+        internals.send_pictures(model, named)
+        results = _evaluate(found, {"seen": task}, model, {"seen": [0, 1]}, is_chat=True)
+    samples = results["samples"]["seen"]
+    assert [sample["exact_match"] for sample in samples] == [1.0, 1.0]
+    assert len({sample["prompt_hash"] for sample in samples}) == 2, "prompts do not name their pictures"
+    assert "base64" not in json.dumps(samples), "pictures are kept"
+
+
 def tokens() -> None:
     asked: list[str] = []
 
@@ -306,7 +335,7 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
-    *(failed_calls_one_by_one, seeds, replies, tools, tokens, names_of_files),
+    *(failed_calls_one_by_one, seeds, replies, tools, pictures, tokens, names_of_files),
 ]
 
 

@@ -60,6 +60,7 @@ def test_lm_eval_has_what_is_relied_on(which: str) -> None:
         ("lm_eval.models.openai_completions:LocalCompletionsAPI._create_payload", "seeds"),
         ("lm_eval.models.openai_completions:LocalCompletionsAPI.parse_generations", "replies"),
         ("lm_eval.api.task:Task.build_all_requests", "prompts"),
+        ("lm_eval.api.task:ConfigurableTask.doc_to_image", "pictures"),
         ("lm_eval.tasks:TaskManager.all_tags", "membership"),
         ("lm_eval.api.task:Task.dump_config", "records"),
     ],

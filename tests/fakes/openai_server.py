@@ -6,10 +6,12 @@ It answers a prompt by the last question in it. It refuses a question without a 
 import json
 import threading
 import time
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -77,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         is_chat = self.path == "/v1/chat/completions"
-        prompt = request["messages"][-1]["content"] if is_chat else request["prompt"]
+        prompt = _said(request["messages"][-1]["content"]) if is_chat else request["prompt"]
         question = prompt.rpartition(QUESTION)[2].removesuffix("\nAnswer:")
         book = self.book
         with book.lock:
@@ -119,6 +121,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Silent."""
+
+
+def _said(content: str | list[dict[str, Any]]) -> str:
+    """A message as text, with the SHA-256 of each picture's file in its place."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else _digest(part["image_url"]["url"]) for part in content)
+
+
+def _digest(url: str) -> str:
+    return sha256(b64decode(url.partition(";base64,")[2], validate=True)).hexdigest()
 
 
 class _Server(ThreadingHTTPServer):

@@ -23,6 +23,8 @@ QUESTIONS = {
     "aime25": 30,
     "gpqa_diamond_cot_zeroshot": 198,
     "bfcl": 400 + 200 + 200 + 200 + 240,
+    "chartqa": 2500,
+    "mmmu_val": 900,
 }
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
@@ -72,7 +74,7 @@ def test_published_scores_stand_by_task(tmp_path: Path) -> None:
     [
         ({"preset": "chat", "published": [{"score": 0.5, "source": "a card"}]}, "published scores beside a preset stand by"),
         ({"preset": "chat", "published": {"aime25": []}}, "stand by its tasks: gsm8k_platinum, mmlu_pro, ifeval"),
-        ({"preset": "chats"}, "there is no preset 'chats': take base, chat, reasoning, tools"),
+        ({"preset": "chats"}, "there is no preset 'chats': take base, chat, reasoning, tools, vision"),
         ({"preset": ["chat"]}, "there is no preset ['chat']: take"),
         ({"preset": "chat", "task": "gsm8k"}, "has the preset 'chat' and a task: make two entries of it"),
         ({"preset": "chat", "num_question": 3}, "num_question"),

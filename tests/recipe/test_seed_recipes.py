@@ -253,12 +253,21 @@ def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name:
     first, *by_chat = recipe(name).accuracy
     assert (first.task, first.num_fewshot, first.num_questions, first.api) == ("gsm8k", 5, 1319, "completions")
     assert {task.api for task in by_chat} == {"chat"}
-    gated = [gate for gate in recipe(name).gates if gate.task != "mmlu_pro"]
+    gated = [gate for gate in recipe(name).gates if gate.task not in ("mmlu_pro", "chartqa")]
     absolute, *others = [gate for gate in gated if not (name == "llama-3.3-70b" and gate.bound == STRICT)]
     assert (absolute.metric, absolute.filter, absolute.bound) == ("exact_match", filter_, bound)
     against = {(gate.metric, gate.filter, gate.bound) for gate in others if gate.is_against_baseline}
     speed = {("output_throughput_tok_s", None, 0.025), ("tpot_p50_ms", None, 0.025)}
     assert against == {("exact_match", filter_, 0.0075), *speed}
+
+
+@pytest.mark.parametrize("name", ["llama-4-scout", "qwen3-vl-235b"])
+def test_a_model_that_sees_is_gated_on_pictures_with_a_baseline_or_without(name: str) -> None:
+    (asked,) = (task for task in recipe(name).accuracy if task.task == "chartqa")
+    assert (asked.api, asked.stop, asked.num_questions) == ("chat", [], 2000)
+    gates = {(gate.metric, gate.filter, gate.bound) for gate in recipe(name).gates if gate.task == "chartqa"}
+    seen = {("relaxed_accuracy", "none", 0.6), ("relaxed_accuracy", "none", 0.015)}
+    assert gates == {*seen, ("truncated_answers", None, 0.05)}
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -16,6 +16,7 @@ import httpx
 
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
+from vllm_qualify.evidence.pictures import UnusablePictureError, with_urls
 from vllm_qualify.recipe.values import CountOrNone, Frozen, TaskName
 
 ORDER, REPLY = "order.json", "data.json"
@@ -82,16 +83,19 @@ def _data_of(name: str, tasks: dict[str, Any]) -> tuple[Iterable[Any], Iterable[
         members = ", ".join(list(tasks)[:3])
         raise _RefusedError(f"the tasks of {name} have data of their own each", f"name one of them: {members}, …")
     asked, solved = internals.splits_of(first)
-    return first.dataset[asked], None if solved in (None, asked) else first.dataset[solved]
+    examples = None if solved in (None, asked) else internals.undecoded(first.dataset[solved])
+    return internals.undecoded(first.dataset[asked]), examples
 
 
 def _write(path: Path, rows: Iterable[Any], task: str) -> int:
     lines = []
     for row in rows:
         try:
-            lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
+            lines.append(json.dumps(with_urls(row), ensure_ascii=False, allow_nan=False))
+        except UnusablePictureError as error:
+            raise _RefusedError(f"{task}, question {len(lines) + 1}: {error}", "name another task") from error
         except (TypeError, ValueError) as error:
-            problem = f"{task} has data that JSON lines cannot hold, such as pictures: {error}"
+            problem = f"{task} has data that JSON lines cannot hold, such as sounds: {error}"
             raise _RefusedError(problem, "let lm-eval fetch it itself, on a host that has the hub") from error
     write_plain(path, "".join(f"{line}\n" for line in lines).encode())
     return len(lines)

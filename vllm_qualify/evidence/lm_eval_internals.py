@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.members import is_task_name
+from vllm_qualify.evidence.pictures import Pictures
 
 # Task files of this project. They go before lm-eval's, and those of a recipe's own folder before them.
 OURS = Path(__file__).parent / "tools" / "tasks"
@@ -257,11 +258,44 @@ def keep_questions(task: Any) -> None:
     setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
 
 
-def keep_prompts(task: Any) -> None:
+def has_pictures(task: Any) -> bool:
+    return task.get_config("doc_to_image") is not None
+
+
+def has_sounds(task: Any) -> bool:
+    return task.get_config("doc_to_audio") is not None
+
+
+def undecoded(data: Any) -> Any:
+    """A split of a data set, with each picture as the bytes of its file."""
+    from datasets import Image
+
+    for name, feature in (data.features or {}).items():
+        if isinstance(feature, Image):
+            data = data.cast_column(name, Image(decode=False))
+    return data
+
+
+def take_pictures(task: Any, pictures: Pictures) -> None:
+    """Have the task's questions name their pictures, which go to `pictures`. It must come before `keep_questions`.
+
+    Raises KeyError if the data lacks a field with pictures; UnusablePictureError if one is none.
+    """
+    split = task.get_config("test_split") or task.get_config("validation_split")
+    shown = task.get_config("doc_to_image")
+    lacking = [name for name in shown if name not in task.features] if isinstance(shown, list) else []
+    if lacking:
+        raise KeyError(lacking[0])
+    task.dataset[split] = undecoded(task.dataset[split])
+    questions = list(pictures.taken_from(task.eval_docs))
+    setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
+
+
+def keep_prompts(task: Any, pictures: Pictures | None = None) -> None:
     """Give each question the prompt that it has when lm-eval asks the whole task. Without questions it raises MadeError.
 
     lm-eval draws the examples of the prompts one after another. If it drew them for one block alone, they would depend on the
-    block.
+    block. Prompts with `pictures` name them in the messages.
     """
     build = task.build_all_requests
     whole: dict[int, list[Any]] = {}
@@ -270,7 +304,7 @@ def keep_prompts(task: Any) -> None:
         if not whole:
             build(samples=None, **others)
             for request in task.instances:
-                whole.setdefault(request.doc_id, []).append(request)
+                whole.setdefault(request.doc_id, []).append(_naming(pictures, request) if pictures else request)
         if not samples:
             raise MadeError
         task._instances = [
@@ -280,6 +314,19 @@ def keep_prompts(task: Any) -> None:
         ]
 
     task.build_all_requests = build_block
+
+
+def _naming(pictures: Pictures, request: Any) -> Any:
+    """The request of a chat, with its pictures named in its messages and not beside them."""
+    chat, settings, beside = request.arguments
+    prompt = chat._replace(prompt=pictures.prompt(chat.prompt, beside["visual"]))
+    return dataclasses.replace(request, arguments=(prompt, settings))
+
+
+def send_pictures(model: Any, pictures: Pictures) -> None:
+    """Send the pictures that the messages name. It must come first: what else reads the messages reads the names."""
+    make = model._create_payload
+    model._create_payload = lambda messages, **named: make(pictures.put_into(messages), **named)
 
 
 def model_without_server() -> Any:

@@ -27,6 +27,7 @@ from ruamel.yaml import YAML
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence.members import Member, config_hash, parts_of
+from vllm_qualify.evidence.pictures import WRITE_IT_SO, Pictures, UnusablePictureError
 from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
 from vllm_qualify.evidence.tools import questions, scoring
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
@@ -124,6 +125,7 @@ class _Worker:
         setup_logging("INFO")
         self.job, self.letter_box, self.failed, self.seeded_by = job, letter_box, 0, ""
         self.replies: list[Reply] = []
+        self.pictures: Pictures | None = None
         internals.keep_templates()
         self._seed()
         self.found = self._find()
@@ -135,8 +137,10 @@ class _Worker:
         self.tasks = self._load()
         self._check_tasks()
         for task in self.tasks.values():
+            if self.pictures:
+                internals.take_pictures(task, self.pictures)
             internals.keep_questions(task)
-            internals.keep_prompts(task)
+            internals.keep_prompts(task, self.pictures)
         if self.found.is_group:
             self._introduce_members()
         else:
@@ -161,6 +165,9 @@ class _Worker:
         except questions.QuestionsError as error:
             where = self.job.test.name if self.job.test else "the hub's data"
             self._refuse(f"{self.job.task} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
+        except UnusablePictureError as error:
+            place = f"{self.job.test.name}, " if self.job.test else ""
+            self._refuse(f"{self.job.task} cannot be asked: {place}{error}", WRITE_IT_SO)
         except (KeyError, UndefinedError, DatasetGenerationError) as error:
             if not self.job.test:
                 raise
@@ -185,9 +192,24 @@ class _Worker:
         if self.job.api == "completions" and self._calls_tools:
             self._refuse(f"{self.job.task} calls tools, which only a chat can", "set api to chat")
         self._check_sampling()
+        self._check_pictures()
         for name, task in self.tasks.items():
             if getattr(task, "UNSAFE_CODE", False):
                 self._refuse(f"{name} runs code that the model writes on this machine", "choose another task")
+
+    def _check_pictures(self) -> None:
+        if any(map(internals.has_sounds, self.tasks.values())):
+            self._refuse(f"{self.job.task} has sounds, which this project cannot send", "choose another task")
+        having = list(map(internals.has_pictures, self.tasks.values()))
+        if not any(having):
+            return
+        if not all(having):
+            self._refuse(f"only some tasks of '{self.job.task}' have pictures", "measure these as a group of their own")
+        if self.job.api != "chat":
+            self._refuse(f"{self.job.task} has pictures, which only a chat can show", "set api to chat")
+        if self.job.num_fewshot and any(internals.needs_shots(task, self.job.num_fewshot) for task in self.tasks.values()):
+            self._refuse(f"{self.job.task} has pictures, which lm-eval leaves out of solved examples", "set num_fewshot to 0")
+        self.pictures = Pictures()
 
     def _introduce_members(self) -> None:
         """Tell the members of a group. How they ask is known once lm-eval has made their prompts."""
@@ -355,6 +377,8 @@ class _Worker:
         if self._calls_tools:
             # First of all: what follows sees the prompt as lm-eval hashes it.
             internals.send_tools(model, questions.request_of)
+        if self.pictures:
+            internals.send_pictures(model, self.pictures)
         if self._keeps_replies:
             internals.read_replies(model, self._read)
         if self.job.is_sampled:

@@ -72,12 +72,14 @@ _STATISTICS = {
 # The scores that lm-eval's tasks give each answer, by lm-eval's names. All are between 0 and 1, and higher is better.
 _SCORES = {
     "exact_match": "share of questions answered exactly",
-    "acc": "share of questions whose right choice is the likeliest; where tools are called, that make the right calls",
+    "acc": "share of questions whose right choice is the likeliest, or is named by the answer; where tools are called, that make the right calls",
     "acc_norm": "share of questions whose right choice is the likeliest for its length",
     "f1": "mean F1 of the answers' words",
     "em": "share of questions answered exactly",
     "prompt_level_strict_acc": "share of prompts all of whose instructions are followed",
     "prompt_level_loose_acc": "share of prompts all of whose instructions are followed, loosely read",
+    "relaxed_accuracy": "share of questions whose final answer is right, or a number within 5 % of the right one",
+    "anywhere_accuracy": "as relaxed_accuracy; without a final answer, the right one may stand anywhere in the text",
 }
 
 ANSWER_NLL, ANSWER_TOP1 = "answer_nll_nat_per_tok", "answer_top1_share"

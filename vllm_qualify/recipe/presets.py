@@ -31,6 +31,11 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
     ],
     # A model that calls tools, by the server's own parser.
     "tools": [{"task": "bfcl", "num_fewshot": 0, "num_questions": 1240, "max_gen_toks": 2048} | _CHAT],
+    # A model that sees pictures. Its tasks ask for a few words after some reasoning, or for a letter.
+    "vision": [
+        {"task": "chartqa", "num_fewshot": 0, "num_questions": 2000, "max_gen_toks": 1024} | _CHAT,
+        {"task": "mmmu_val", "num_fewshot": 0, "num_questions": 900, "max_gen_toks": 1024} | _CHAT,
+    ],
 }
 
 

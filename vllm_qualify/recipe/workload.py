@@ -36,7 +36,10 @@ class Smoke(Frozen):
 
 
 class Questions(Frozen):
-    """Local files in place of the hub's data set: JSON lines with the fields that the task's own data has."""
+    """Local files in place of the hub's data set: JSON lines with the fields that the task's own data has.
+
+    A picture is a text, `data:image/png;base64,…`.
+    """
 
     test: Text = Field(description="path of the questions")
     shots: Text | None = Field(

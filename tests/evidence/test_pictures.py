@@ -1,0 +1,269 @@
+"""Questions with pictures, through the real lm-eval: what is sent, what is kept, and wrong files from outside."""
+
+import base64
+import hashlib
+import io
+import json
+import random
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.test_local_data import Replies, Row
+from tests.fakes.openai_server import Book, serving
+from vllm_qualify.errors import RecipeError
+from vllm_qualify.evidence.accuracy import loading, prepare_task
+from vllm_qualify.evidence.answers import Answered, read_answers
+from vllm_qualify.evidence.data import fetch
+from vllm_qualify.evidence.thinking import read_replies
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.sampling import Sampling
+from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.report.questions import _asked
+
+
+def drawn(colour: str, form: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, form)
+    return file.getvalue()
+
+
+def url(body: bytes, form: str = "png") -> str:
+    return f"data:image/{form};base64,{base64.b64encode(body).decode()}"
+
+
+def chart(body: bytes, query: str, answer: str, form: str = "png") -> Row:
+    return {"image": url(body, form), "query": query, "label": [answer], "human_or_machine": 0}
+
+
+def digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+RED, BLUE, GREEN = drawn("red"), drawn("blue", "JPEG"), drawn("green", "WEBP")
+# Two questions differ by their picture alone.
+CHARTS = [
+    chart(RED, "How many bars?", "40"),
+    chart(BLUE, "How many bars?", "40", "jpeg"),
+    chart(GREEN, "Which bar?", "Peru", "webp"),
+]
+SAID = {
+    digest(RED): "I see some.\nFinal Answer: 41",
+    digest(BLUE): "I see some.\nFinal Answer: 43",
+    digest(GREEN): "it is peru.",
+}
+# 41 is within 5 % of 40, and 43 is not. Only anywhere_accuracy reads a reply without a final answer.
+SCORES = {
+    "exact_match,none": [0, 0, 0],
+    "relaxed_accuracy,none": [1, 0, 0],
+    "anywhere_accuracy,none": [1, 0, 1],
+}
+
+
+def plan_of(folder: Path, rows: list[Row], task: str = "chartqa", own: Path | None = None, **settings: Any) -> TaskPlan:
+    file = folder / "test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked: dict[str, Any] = {"api": "chat", "stop": [], "num_fewshot": 0, "time_limit_s": 120.0}
+    return TaskPlan(
+        settings=Accuracy(task=task, num_questions=len(rows), **(asked | settings)),
+        num_concurrent=4,
+        repetitions=settings.get("samples_per_question", 1),
+        questions=[file],
+        folder=own,
+    )
+
+
+def measured(plan: TaskPlan, folder: Path, book: Book) -> tuple[Answered, Path]:
+    into = folder / "accuracy" / plan.name
+    with serving(book) as address:
+        starting, server = STARTING.model_copy(update={"url": address}), SERVER.model_copy(update={"url": address})
+        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
+            run = prepare_task(server, lm_eval, into, lambda *_: None)
+            for step in run.steps:
+                run.ask(step)
+    return read_answers(into, plan), into
+
+
+def scores(answered: Answered, names: Mapping[str, object]) -> dict[str, list[float]]:
+    answers = sorted(answered.answers, key=lambda answer: answer.question)
+    return {name: [answer.scores[name] for answer in answers] for name in names}
+
+
+def refusal(plan: TaskPlan, folder: Path) -> RecipeError:
+    with pytest.raises(RecipeError) as refused:
+        measured(plan, folder, Book({}))
+    return refused.value
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answered, Path, Book]:
+    """ChartQA's questions, each asked twice."""
+    folder, book = tmp_path_factory.mktemp("charts"), Book(Replies(SAID), thinking={})
+    sampled: dict[str, Any] = {"sampling": Sampling(temperature=0.5), "samples_per_question": 2}
+    return *measured(plan_of(folder, CHARTS, **sampled), folder, book), book
+
+
+def test_scores_of_charts_are_those_computed_by_hand(asked: tuple[Answered, Path, Book]) -> None:
+    answered, *_ = asked
+    twice = scores(answered, SCORES)
+    assert {name: values[::2] for name, values in twice.items()} == SCORES
+    assert {name: values[1::2] for name, values in twice.items()} == SCORES
+
+
+def test_each_picture_is_sent_as_it_came_before_the_text(asked: tuple[Answered, Path, Book]) -> None:
+    sent = [request["messages"] for request in asked[2].requests]
+    assert len(sent) == 6
+    for (message,) in sent:
+        picture, text = message["content"]
+        assert message["role"] == "user"
+        assert "\nAnalyze the image and question carefully" in text["text"]
+        assert picture["image_url"]["url"] in {row["image"] for row in CHARTS}
+
+
+def test_questions_that_differ_by_their_picture_have_seeds_and_replies_of_their_own(asked: tuple[Answered, Path, Book]) -> None:
+    answered, folder, book = asked
+    assert len({request["seed"] for request in book.requests}) == 6
+    assert len({answer.prompt_hash for answer in answered.answers}) == 3
+    for step in {answer.step for answer in answered.answers}:
+        hashes = {answer.prompt_hash for answer in answered.answers if answer.step == step}
+        assert {reply.prompt_hash for reply in read_replies(folder / step)} == hashes
+
+
+def test_the_evidence_names_pictures_by_hash_and_size(asked: tuple[Answered, Path, Book]) -> None:
+    _, folder, _ = asked
+    for path in folder.rglob("*.json*"):
+        assert "base64" not in path.read_text()
+    (samples, *_) = sorted(folder.rglob("samples_*.jsonl"))
+    rows = {row["doc_id"]: row for row in map(json.loads, samples.read_text().splitlines())}
+    named = f"picture of 40 x 30, sha256 {digest(BLUE)}"
+    assert rows[1]["doc"]["image"] == named
+    shown = _asked(rows[1], 2000).text
+    assert named in shown
+    assert "How many bars?" in shown
+
+
+def test_another_run_has_the_same_hashes(asked: tuple[Answered, Path, Book], tmp_path: Path) -> None:
+    again, _ = measured(plan_of(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
+    hashes = {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in again.answers}
+    assert hashes == {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in asked[0].answers}
+
+
+def exam(number: int, question: str, answer: str, *pictures: bytes, options: str = "['two', 'six']") -> Row:
+    images = {f"image_{place}": url(body) for place, body in enumerate(pictures, start=1)}
+    rest = {f"image_{place}": None for place in range(len(pictures) + 1, 8)}
+    kind = "multiple-choice" if options != "[]" else "open"
+    return (
+        {"id": f"a_{number}", "question": question, "options": options, "answer": answer, "question_type": kind} | images | rest
+    )
+
+
+def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: Path) -> None:
+    """MMMU's own tasks. Its form names pictures in the text, one of them twice."""
+    own = tmp_path / "tasks"
+    own.mkdir()
+    (own / "inner.yaml").write_text(json.dumps({"group": "inner", "task": ["mmmu_val_math"]}))
+    means = {"aggregate_metric_list": [{"metric": "acc", "aggregation": "mean", "weight_by_size": True}]}
+    (own / "outer.yaml").write_text(json.dumps({"group": "outer", "task": ["inner"]} | means))
+    one, two = drawn("black"), drawn("white")
+    rows = [
+        exam(1, "Of <image 1> and <image 2>, how many are like <image 1>?", "B", one, two),
+        exam(2, "How many are in <image 1>?", "A", two),
+        exam(3, "What is in <image 1>?", "12", two, options="[]"),
+    ]
+    said = {
+        digest(one) + digest(two) + digest(one): "(B)",
+        digest(two) + "How many": "It must be (B).",
+        digest(two) + "What is in": "So it is 12.",
+    }
+    answered, _ = measured(plan_of(tmp_path, rows, "outer", own), tmp_path, Book(Replies(said)))
+    assert scores(answered, {"acc,none": []}) == {"acc,none": [1, 0, 1]}
+
+
+def bomb() -> bytes:
+    """A PNG of a few hundred bytes that says that it has 60,000 x 60,000 pixels."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(9000))) + chunk(b"IEND", b"")
+
+
+def noise() -> bytes:
+    file = io.BytesIO()
+    Image.frombytes("RGB", (60, 60), random.Random(1).randbytes(60 * 60 * 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (url(bomb()), "question 2: a picture has 60,000 x 60,000 pixels, where 50,000,000 in all are allowed"),
+        (url(noise()[:4000]), "question 2: a picture cannot be decoded: "),
+        (
+            url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"),
+            "question 2: a picture is no PNG or JPEG or WEBP or GIF",
+        ),
+        ("data:image/png;base64,####", "question 2: a picture is not in base64: "),
+        ("data:image/png,abc", "question 2: the picture 'data:image/png' is not in base64"),
+        ("/etc/passwd", "'/etc/passwd' stands where the task shows a picture"),
+        ("http://127.0.0.1/secret.png", "'http://127.0.0.1/secret.png' stands where the task shows a picture"),
+    ],
+    ids=["bomb", "cut", "svg", "base64", "no base64", "path", "address"],
+)
+def test_a_picture_that_is_none_is_refused_with_its_place(image: str, message: str, tmp_path: Path) -> None:
+    error = refusal(plan_of(tmp_path, [CHARTS[0], CHARTS[2] | {"image": image}]), tmp_path)
+    assert "chartqa cannot be asked: test.jsonl, " in str(error)
+    assert message in str(error)
+    assert "write it as `data:image/png;base64,…`" in (error.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message", "remedy"),
+    [
+        (CHARTS, {"api": "completions", "stop": None}, "chartqa has pictures, which only a chat can show", "set api to chat"),
+        (CHARTS, {"num_fewshot": 1}, "chartqa has pictures, which lm-eval leaves out", "set num_fewshot to 0"),
+        (
+            [{"query": "?", "label": ["1"]}],
+            {},
+            "chartqa does not find its fields in test.jsonl: KeyError: 'image'",
+            "JSON lines",
+        ),
+    ],
+    ids=["completions", "shots", "no pictures"],
+)
+def test_what_a_task_with_pictures_cannot_be_is_refused(
+    rows: list[Row], settings: dict[str, Any], message: str, remedy: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, rows, **settings)
+    assert plan.questions
+    error = refusal(plan.model_copy(update={"questions": [*plan.questions, *plan.questions]}), tmp_path)
+    assert message in str(error)
+    assert remedy in (error.remedy or "")
+
+
+def test_fetched_pictures_are_local_questions_with_the_same_hashes(tmp_path: Path) -> None:
+    """The hub's form, which is parquet with the bytes of each file; a task's own files stand in for the hub."""
+    import datasets
+
+    rows = [row | {"image": {"bytes": body, "path": None}} for row, body in zip(CHARTS, (RED, BLUE, GREEN), strict=True)]
+    features = datasets.Dataset.from_list([{**row, "image": None} for row in rows]).features
+    data = datasets.Dataset.from_list(rows, features=datasets.Features({**features, "image": datasets.Image(decode=False)}))
+    own = tmp_path / "tasks"
+    own.mkdir()
+    data.cast_column("image", datasets.Image()).to_parquet(own / "data.parquet")
+    task = {"include": "chartqa.yaml", "task": "chartqa", "dataset_path": "parquet"}
+    files = {"dataset_kwargs": {"data_files": {"test": str(own / "data.parquet")}}}
+    import lm_eval.tasks
+
+    source = Path(lm_eval.tasks.__file__).parent / "chartqa" / "chartqa.yaml"
+    (own / "chartqa.yaml").write_text(json.dumps(task | files | {"include": str(source)}))
+    plan = plan_of(tmp_path, CHARTS, own=own)
+    assert fetch(plan.model_copy(update={"questions": None}), tmp_path / "fetched").questions == 3
+    assert [json.loads(line) for line in (tmp_path / "fetched" / "test.jsonl").read_text().splitlines()] == CHARTS

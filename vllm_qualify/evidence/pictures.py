@@ -1,0 +1,150 @@
+"""Pictures of accuracy tasks: taken out of the questions, named there by their hash, and put back into what is sent.
+
+So the evidence of a question has the hash and the size of its pictures, and no bytes. lm-eval itself would hold all of them
+decoded, would hash a question by an address in memory, and gives two questions that differ only by picture the same prompt.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+# How a picture is written in a file of local questions, and how a chat sends it.
+DATA_URL = "data:image/"
+# Decoders of other forms are rarely used, and each is a way in for a file from outside.
+FORMS = ("PNG", "JPEG", "WEBP", "GIF")
+# The largest of MMMU's pictures have some 20 million pixels. Each takes three bytes or four while it is checked.
+MOST_PIXELS = 50_000_000
+MOST_BYTES = 50_000_000
+WRITE_IT_SO = f"write it as `{DATA_URL}png;base64,…`, of a whole {', '.join(FORMS)} of {MOST_PIXELS:,} pixels at most"
+
+
+class UnusablePictureError(ValueError):
+    """A picture that is none, or too large: what is wrong."""
+
+
+class Pictures:
+    """The pictures of a task, by the reference that stands for each in its questions. A picture is kept as it came."""
+
+    def __init__(self) -> None:
+        self._urls: dict[str, str] = {}
+
+    def taken_from(self, questions: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The questions, each with references in place of its pictures.
+
+        Raises UnusablePictureError, with the place of the question, counted from 1.
+        """
+        for number, question in enumerate(questions, start=1):
+            try:
+                yield {name: self._without(value) for name, value in question.items()}
+            except UnusablePictureError as error:
+                raise UnusablePictureError(f"question {number}: {error}") from error
+
+    def _without(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._without(each) for each in value]
+        url = url_of(value)
+        if url is None:
+            return value
+        body = _body(url)
+        width, height = _size(body)
+        reference = f"picture of {width} x {height}, sha256 {hashlib.sha256(body).hexdigest()}"
+        self._urls[reference] = url
+        return reference
+
+    def prompt(self, chat: str, references: object) -> str:
+        """A chat, as text, whose last message shows the pictures before its text, as lm-eval's `create_image_prompt` does.
+
+        Raises UnusablePictureError if one is not of the task's data.
+        """
+        shown = references if isinstance(references, list) else [references]
+        if odd := next((each for each in shown if each not in self._urls), None):
+            raise UnusablePictureError(f"{str(odd)[:80]!r} stands where the task shows a picture")
+        messages = json.loads(chat)
+        text = {"type": "text", "text": messages[-1]["content"]}
+        messages[-1]["content"] = [*map(_part, shown), text]
+        return json.dumps(messages, ensure_ascii=False)
+
+    def put_into(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as they are sent, with the pictures themselves."""
+        return [message | {"content": self._with(message["content"])} for message in messages]
+
+    def _with(self, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [_part(self._urls[part["image_url"]["url"]]) if part["type"] == "image_url" else part for part in content]
+
+
+def _part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+def with_urls(question: dict[str, Any]) -> dict[str, Any]:
+    """A question of a data set with its pictures as data URLs, as a file of local questions has them.
+
+    Raises UnusablePictureError.
+    """
+
+    def written(value: Any) -> Any:
+        return [written(each) for each in value] if isinstance(value, list) else url_of(value) or value
+
+    return {name: written(value) for name, value in question.items()}
+
+
+def url_of(value: Any) -> str | None:
+    """A picture as a data URL; None if the value is none. The hub's data has its bytes, or the path of its file.
+
+    Raises UnusablePictureError.
+    """
+    if isinstance(value, str):
+        return value if value.startswith(DATA_URL) else None
+    if not (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
+        return None
+    body = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+    return f"{DATA_URL}{_form(body).lower()};base64,{base64.b64encode(body).decode()}"
+
+
+def _body(url: str) -> bytes:
+    head, _, text = url.partition(",")
+    if not head.endswith(";base64"):
+        raise UnusablePictureError(f"the picture {head[:40]!r} is not in base64")
+    if len(text) > MOST_BYTES * 4 / 3 + 4:
+        raise UnusablePictureError(f"a picture has more than {MOST_BYTES:,} bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise UnusablePictureError(f"a picture is not in base64: {error}") from error
+
+
+def _form(body: bytes) -> str:
+    with _opened(body) as picture:
+        return str(picture.format)
+
+
+def _size(body: bytes) -> tuple[int, int]:
+    """Width and height, in pixels, of a picture that can be decoded as a whole."""
+    with _opened(body) as picture:
+        width, height = picture.size
+        if width * height > MOST_PIXELS:
+            raise UnusablePictureError(f"a picture has {width:,} x {height:,} pixels, where {MOST_PIXELS:,} in all are allowed")
+        try:
+            picture.load()
+        # Decoders raise anything on a damaged file.
+        except Exception as error:
+            raise UnusablePictureError(f"a picture cannot be decoded: {error}") from error
+    return width, height
+
+
+def _opened(body: bytes) -> Any:
+    from PIL import Image
+
+    # The limit here is MOST_PIXELS.
+    Image.MAX_IMAGE_PIXELS = None
+    try:
+        return Image.open(BytesIO(body), formats=FORMS)
+    except Exception as error:
+        raise UnusablePictureError(f"a picture is no {' or '.join(FORMS)}: {error}".split(" <_io")[0]) from error
