@@ -19,9 +19,9 @@ from typing import Any
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence import lm_eval_worker
+from vllm_qualify.evidence.pictures import Pictures
 from vllm_qualify.evidence.tools.questions import request_of
 from vllm_qualify.evidence.tools.scoring import text_of
-from vllm_qualify.evidence.pictures import Pictures
 
 SIZE = 4
 # One pixel.

@@ -72,7 +72,7 @@ _STATISTICS = {
 # The scores that lm-eval's tasks give each answer, by lm-eval's names. All are between 0 and 1, and higher is better.
 _SCORES = {
     "exact_match": "share of questions answered exactly",
-    "acc": "share of questions whose right choice is the likeliest, or is named by the answer; where tools are called, that make the right calls",
+    "acc": "share of questions whose right choice is the likeliest, or is named; with tools, that make the right calls",
     "acc_norm": "share of questions whose right choice is the likeliest for its length",
     "f1": "mean F1 of the answers' words",
     "em": "share of questions answered exactly",
