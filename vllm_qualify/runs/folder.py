@@ -1,5 +1,6 @@
 """One qualification of one cell on disk: its folder, by its id or as the newest."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,21 +42,24 @@ class Run(Frozen):
     def data_docs(self) -> Path:
         return self.folder / DATA_DOCS
 
-    @property
+    @cached_property
     def plan(self) -> CellPlan:
         return _read(CellPlan, self.folder / "plan.json")
 
     def save_stage(self, stage: StageEvidence) -> None:
-        write_text(self.folder / "stages" / f"{stage.stage}.json", stage.model_dump_json(indent=2))
+        write_text(self._file_of(stage.stage), stage.model_dump_json(indent=2))
 
     def stages(self) -> list[StageEvidence]:
         """The finished stages, in their order."""
-        paths = [self.folder / "stages" / f"{stage}.json" for stage in STAGES]
-        return [_read(StageEvidence, path) for path in paths if path.exists()]
+        return [found for name in STAGES if (found := self.stage(name))]
 
     def stage(self, name: Stage) -> StageEvidence | None:
         """A stage; None if it is not finished."""
-        return next((each for each in self.stages() if each.stage == name), None)
+        path = self._file_of(name)
+        return _read(StageEvidence, path) if path.exists() else None
+
+    def _file_of(self, name: Stage) -> Path:
+        return self.folder / "stages" / f"{name}.json"
 
     def report(self) -> Report:
         return load_report(self.folder)

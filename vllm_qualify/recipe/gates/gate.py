@@ -1,6 +1,7 @@
 """What gates of all kinds have in common."""
 
 from abc import abstractmethod
+from functools import cache
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -78,6 +79,7 @@ class BaseGate(Frozen):
         return self.unit
 
     @classmethod
+    @cache
     def own_keys(cls) -> tuple[str, ...]:
         """The keys that only this kind has."""
         return tuple(name for name in cls.model_fields if name not in BaseGate.model_fields)
