@@ -32,6 +32,8 @@ from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
 PLAN = TaskPlan(
     settings=Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48), num_concurrent=4, repetitions=2, sequential=True

@@ -12,6 +12,8 @@ from vllm_qualify.evidence.data import fetch
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 QUESTIONS = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}", "kind": "kürzer"} for number in range(7)]
 EXAMPLES = [{"question": "1 + 1?", "answer": "#### 2", "kind": "x"}, {"question": "2 + 2?", "answer": "#### 4", "kind": "x"}]
 
@@ -77,8 +79,8 @@ def test_members_of_a_group_that_share_their_data_are_fetched_at_once(tmp_path: 
 
 def test_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
-    with pytest.raises(RecipeError, match="there is no task 'sums'"):
-        fetch(plan("sums", tmp_path / "tasks"), tmp_path / "sums")
+    with pytest.raises(RecipeError, match="there is no task 'no_such_sums'"):
+        fetch(plan("no_such_sums", tmp_path / "tasks"), tmp_path / "sums")
 
 
 @pytest.mark.thorough

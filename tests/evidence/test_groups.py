@@ -23,6 +23,8 @@ from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 # How many questions each member has, and which of them the server answers wrongly.
 SIZES = {"sums_large": 3, "sums_mid": 6, "sums_small": 4}
 WRONG = {("sums_large", 2), ("sums_mid", 0), ("sums_mid", 5), ("sums_small", 1)}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.tasks import TaskManager
 
-from vllm_qualify.evidence.lm_eval_internals import find
+from tests.evidence.warm_lm_eval import Warm
+from vllm_qualify.evidence.lm_eval_internals import UnusableGroupError, find, task_files
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".cache" / "lm-eval-newest"
@@ -65,8 +68,12 @@ def test_lm_eval_has_what_is_relied_on(which: str) -> None:
         ("lm_eval.api.task:Task.dump_config", "records"),
     ],
 )
-def test_what_moved_is_named(gone: str, part: str) -> None:
-    problem = tried("--without", gone)["problems"][part]
+def test_what_moved_is_named(gone: str, part: str, lm_eval_imported: Warm, tmp_path: Path) -> None:
+    done = lm_eval_imported.run(tmp_path / "log", "tests.evidence.lm_eval_parts", "--without", gone)
+    # Warnings and progress bars are around it.
+    found = re.search(r'\{"lm_eval": .*\}', done)
+    assert found, done
+    problem = json.loads(found[0])["problems"][part]
     assert gone.rpartition(".")[2] in problem
 
 
@@ -87,6 +94,45 @@ def test_usual_tasks_are_found_without_reading_all_files(task: str, members: int
     assert found
     assert (len(found.names), found.is_group) == (members, members > 1)
     assert len(found.manager.task_index) < 100
+
+
+@pytest.fixture
+def read_all(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each of lm-eval's managers whether it read all of lm-eval's files."""
+    read = []
+
+    class Watched(TaskManager):  # type: ignore[misc]  # lm-eval has no types
+        def __init__(self, *, include_path: Any, include_defaults: bool = True) -> None:
+            read.append(include_defaults)
+            super().__init__(include_path=include_path, include_defaults=include_defaults)
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", Watched)
+    return read
+
+
+def test_a_name_in_no_file_is_missed_without_reading_all_files(tmp_path: Path, read_all: list[bool]) -> None:
+    assert find("no_such_task", None) is None
+    (tmp_path / "mine.yaml").write_text("{group: mine, task: [no_such_task]}")
+    with pytest.raises(UnusableGroupError, match="names no_such_task, which is no task"):
+        find("mine", tmp_path)
+    assert True not in read_all
+
+
+@pytest.mark.thorough
+def test_a_member_whose_folder_has_another_name_is_found(tmp_path: Path, read_all: list[bool]) -> None:
+    (tmp_path / "mine.yaml").write_text("{group: mine, task: [20_newsgroups]}")
+    found = find("mine", tmp_path)
+    assert found
+    assert found.names == ["20_newsgroups"]
+    assert read_all[-1]
+
+
+@pytest.mark.thorough
+def test_the_name_of_every_task_group_and_tag_stands_in_a_file() -> None:
+    words = set(re.split(rb"[\s:,'\"\[\]{}]+", b"\n".join(task_files())))
+    names = TaskManager().task_index
+    assert len(names) > 10_000
+    assert [name for name in names if name.encode() not in words] == []
 
 
 @pytest.mark.thorough

@@ -22,6 +22,8 @@ from vllm_qualify.evidence.answers import Answered, read_answers
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / ".cache" / "lm-eval-extras"
 UV = Path(sys.executable).parent / "uv"

@@ -64,21 +64,38 @@ def find(task: str, folder: Path | None) -> Found | None:
 
 
 def _managers(task: str, folder: Path | None) -> Iterator[tuple[Any, bool]]:
-    """Managers of ever more files, and whether it has all. To read all of lm-eval's 14,000 takes 11 s."""
+    """Managers of ever more files, and whether it has all that matter. To read all of lm-eval's 14,000 takes 11 s."""
     from lm_eval.tasks import TaskManager
 
-    names = [task]
+    names, lacking, has_tags = [task], [task], False
     if folder:
         own = TaskManager(include_path=folder, include_defaults=False)
         yield own, False
         if task in own.all_groups:
-            names += _members(own, task)[0]
+            members, has_tags = _members(own, task)
+            names += members
+            lacking = [name for name in members if name not in own.all_subtasks]
     ours = TaskManager(include_path=OURS, include_defaults=False)
     if task in ours.task_index:
         yield ours, False
     if usual := sorted({path for path in map(_usual_folder, names) if path}):
         yield TaskManager(include_path=[*usual, *([folder] if folder else [])], include_defaults=False), False
-    yield TaskManager(include_path=[OURS, *([folder] if folder else [])]), True
+    are_theirs = has_tags or _is_any_written(lacking)
+    yield TaskManager(include_path=[OURS, *([folder] if folder else [])], include_defaults=are_theirs), True
+
+
+def _is_any_written(names: list[str]) -> bool:
+    """Whether one of the names stands in any of lm-eval's task files. Else none is a task, group or tag of lm-eval's."""
+    pattern = re.compile(rb"(?<![\w.-])(?:%s)(?![\w.-])" % b"|".join(re.escape(name.encode()) for name in names))
+    return any(pattern.search(text) for text in task_files())
+
+
+def task_files() -> Iterator[bytes]:
+    """What stands in lm-eval's task files, and in those that they include, which may have any suffix."""
+    import lm_eval.tasks
+
+    files = (path for path in Path(lm_eval.tasks.__file__).parent.rglob("*") if path.suffix not in (".py", ".pyc", ".md"))
+    return (path.read_bytes() for path in files if path.is_file())
 
 
 def _usual_folder(task: str) -> Path | None:

@@ -1,0 +1,23 @@
+"""What tests of several files here share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.evidence.warm_lm_eval import Warm, warm
+from vllm_qualify.evidence import accuracy, data
+
+
+@pytest.fixture(scope="session")
+def lm_eval_imported() -> Iterator[Warm]:
+    with warm() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def warm_lm_eval(lm_eval_imported: Warm) -> Iterator[None]:
+    """lm-eval's workers start at once. Without it they start as in production, as in test_gsm8k.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (accuracy, data):
+            patch.setattr(module, "guarded", lm_eval_imported.guarded)
+        yield
