@@ -1,8 +1,7 @@
 """The question that is asked while a server starts: who waits for it, and what is left of it."""
 
-import json
+import tempfile
 import threading
-import time
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_process import alive
+from tests.engine.test_process import alive, until
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import reference, write
 from vllm_qualify.drift.question import Question
@@ -39,11 +38,10 @@ def question(engine: EngineEnvironment, folder: Path, **server: object) -> Quest
     return Question(plan_cells(loaded, Choice(), Engines(engine=engine), detect("cpu")), folder / "cache")
 
 
-def hang(engine: EngineEnvironment, folder: Path) -> Path:
-    """From now on it never answers. Where its process id is, once it is asked."""
-    pid = folder / "pid"
-    engine.python.write_text(f"#!/bin/sh\necho $$ > {pid}\nexec sleep 600\n")
-    return pid
+def hang(engine: EngineEnvironment) -> None:
+    """From now on it answers no question. Who is asked writes its process id where it may write: beside its answer."""
+    # Where its packages are, asked with -c, is not the question.
+    engine.python.write_text('#!/bin/sh\n[ "$2" != -c ] || exit 1\necho $$ > "${4%/*}/pid"\nexec sleep 600\n')
 
 
 @contextmanager
@@ -114,7 +112,7 @@ def test_an_engine_that_cannot_be_asked_ends_it_too(engine: EngineEnvironment, t
 
 def test_who_waits_looks_at_the_server_meanwhile(engine: EngineEnvironment, tmp_path: Path) -> None:
     it = question(engine, tmp_path)
-    hang(engine, tmp_path)
+    hang(engine)
 
     def ended() -> None:
         raise NOT_STARTED
@@ -144,15 +142,17 @@ def test_a_failed_start_that_is_not_the_recipes_fault_is_not_explained(
         it.explain(NOT_STARTED)
 
 
-def test_a_question_that_is_given_up_leaves_no_process(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_a_question_that_is_given_up_leaves_no_process(
+    engine: EngineEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     it = question(engine, tmp_path)
-    pid = hang(engine, tmp_path)
+    hang(engine)
     with asked(it):
-        deadline = time.monotonic() + 30
-        while not (pid.exists() and pid.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)  # another process writes the file: it can only be looked for again
-        process = json.loads(pid.read_text())
+        assert until(lambda: any(path.read_text() for path in folder.glob("*/pid")), 30)
+        process = int(next(folder.glob("*/pid")).read_text())
         assert alive(process)
     assert not alive(process)
     assert not list((tmp_path / "cache").glob("*"))
