@@ -1,5 +1,6 @@
 """The chat model on the real engine: it passes its recipe, and each copy with a defect fails what is for it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +12,7 @@ from infra.reference_chat import variants
 from tests.directions import CONTRACT
 from tests.evidence.contract.server import failing, unknown
 from tests.live.test_load_profiles import measured
+from tests.live.tool_questions import questions as tool_questions
 from tests.qualified import COMMAND, furnished, run
 from tests.recipes import Document, write
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -23,6 +25,7 @@ from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.evidence.thinking import read_replies
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.contract import Capability, Contract
@@ -56,9 +59,12 @@ def recipe(folder: Path, model: Path, server: Server) -> Path:
 
 
 def asked(
-    folder: Path, model: Path, server: Server, contract: Contract | None = None, *, questions: int = 0
+    folder: Path, model: Path, server: Server, contract: Contract | None = None, *, questions: int = 0, calls: int = 0
 ) -> dict[str, Measurement]:
-    """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises. Then `questions`."""
+    """Serve it as a run does, and ask for its contract alone; by default all that the recipe promises.
+
+    Then so many `questions` of its recipe, or so many that want `calls` of tools.
+    """
     engines = find_engines(Launch())
     loaded = load_recipe(str(recipe(folder, model, server)))
     (plan,) = plan_cells(loaded, Choice(profile="chats"), engines, read_machine(engines.engine, "cpu"))
@@ -68,17 +74,27 @@ def asked(
     evidence.mkdir()
     (whole,) = plan.accuracy
     few = whole.settings.model_copy(update={"num_questions": questions, "max_gen_toks": 96})
-    task, scored = whole.model_copy(update={"settings": few, "sequential": False}), folder / "accuracy" / "gsm8k"
+    task = whole.model_copy(update={"settings": few, "sequential": False})
+    task = calling(task, calls, folder) if calls else task
+    scored = folder / "accuracy" / task.name
     with launch(plan.server, folder) as starting:
         running = await_ready(plan.server, starting, print)
         measure_contract(running, wanted, plan.smoke.prompt, evidence)
-        if questions:
+        if questions or calls:
             with loading(starting, plan.server.served_model_name, task, folder / "lm-eval") as lm_eval:
                 run = prepare_task(running, lm_eval, scored, lambda *_: None)
                 run.ask(run.steps[0])
     rows = parse_contract(evidence, wanted, plan.server.served_model_name, plan.server.engine_kind)
-    rows += parse_task(scored, task, Levels()) if questions else []
+    rows += parse_task(scored, task, Levels()) if questions or calls else []
     return {row.metric: row for row in rows}
+
+
+def calling(task: TaskPlan, calls: int, folder: Path) -> TaskPlan:
+    """The task's asking, of questions that want a call each."""
+    data = folder / "tools.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in tool_questions(calls)))
+    settings = task.settings.model_copy(update={"task": "bfcl_simple", "num_questions": calls, "stop": []})
+    return task.model_copy(update={"settings": settings, "questions": [data]})
 
 
 def said(rows: dict[str, Measurement]) -> dict[str, str]:
@@ -222,10 +238,12 @@ def test_a_copy_with_a_defect_fails_the_check_for_it(
     defect(model)
     contract = Contract(capabilities=capabilities, not_asked=dict.fromkeys(CONTRACT, "of the whole model's test"))
     why = NO_ANSWER.get(defect, "")
-    rows = asked(tmp_path, model, SHORT | server, contract, questions=8 if why else 0)
-    # Its score is refused, too, and says why.
-    scores = [rows.pop(row.metric) for row in list(rows.values()) if row.task]
-    assert all((score.invalid_because or "").endswith(why) for score in scores), scores
-    assert bool(scores) is bool(why)
+    wrong_parsers = "tool-call-parser" in server
+    rows = asked(tmp_path, model, SHORT | server, contract, questions=8 if why else 0, calls=8 if wrong_parsers else 0)
+    # Its score is refused, too, and says why; of calls that stayed in the text it is zero.
+    scores = {row.metric: rows.pop(row.metric) for row in list(rows.values()) if row.task}
+    assert all((score.invalid_because or "").endswith(why) for score in scores.values()), scores
+    assert bool(scores) is bool(why or wrong_parsers)
+    assert not wrong_parsers or (scores["acc"].value, scores["acc"].sample_count) == (0.0, 8)
     assert unknown(rows) == set(), said(rows)
     assert own <= failing(rows) <= own | others, said(rows)

@@ -1,4 +1,4 @@
-"""A group of three tasks on the real engine: its pooled score is judged by one gate."""
+"""Groups of tasks on the real engine, of sums and of calls of tools: the pooled score of each is judged by one gate."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.live.test_chat_model import MODEL, recipe
+from tests.live.tool_questions import DRAWN, questions
 from tests.qualified import COMMAND, furnished, run
 from tests.recipes import Document, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.report.model import load_report
+from vllm_qualify.report.model import Report, load_report
 
 pytestmark = pytest.mark.engine
 SIZES = {"kept": 30, "paid": 50, "shared": 20}
+TOOLS_OF_A_KIND = 12
 MEMBER = """\
 task: {name}
 dataset_path: json
@@ -43,7 +45,14 @@ def tasks(folder: Path) -> Path:
     return folder
 
 
-def test_a_group_of_three_tasks_passes_one_gate_on_its_pooled_score(
+def calls(folder: Path) -> Document:
+    data = folder / "tools.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in questions(TOOLS_OF_A_KIND)))
+    asked = {"num_questions": TOOLS_OF_A_KIND * len(DRAWN), "max_gen_toks": 256, "questions": {"test": str(data)}}
+    return {"preset": "tools"} | asked
+
+
+def test_groups_pass_one_gate_each_on_their_pooled_scores(
     engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("group")
@@ -62,22 +71,29 @@ def test_a_group_of_three_tasks_passes_one_gate_on_its_pooled_score(
             "num_fewshot": 0,
             "num_questions": sum(SIZES.values()),
             "task_folder": str(tasks(folder / "own")),
-        }
+        },
+        calls(folder),
     ]
     document["gates"] = [
-        {"metric": "exact_match", "task": "sums", "filter": "strict-match", "minimum": 0.8, "unit": "fraction"}
+        {"metric": "exact_match", "task": "sums", "filter": "strict-match", "minimum": 0.8, "unit": "fraction"},
+        {"metric": "acc", "task": "bfcl", "filter": "ast", "minimum": 0.6, "unit": "fraction"},
     ]
     home, path = furnished(folder / "home", tmp_path_factory), str(write(document, folder / "group.yaml"))
     environment = {"VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])} | on_a_server
     done = run(home, COMMAND, "run", path, "--allow-code", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = [load_report(each) for each in (home / "runs").iterdir()]
-    (gate,) = (each for each in report.judgement.gates if each.gate.metric == "exact_match")
-    assert (gate.gate.task, gate.verdict) == ("sums", "pass")
-    (scored,) = report.details.questions
-    assert scored.topics == sorted(SIZES)
+    assert_pooled(report, "exact_match", "sums", sorted(SIZES))
+    assert_pooled(report, "acc", "bfcl", sorted(f"bfcl_{kind}" for kind in DRAWN))
+
+
+def assert_pooled(report: Report, metric: str, task: str, members: list[str]) -> None:
+    (gate,) = (each for each in report.judgement.gates if each.gate.metric == metric)
+    assert (gate.gate.task, gate.verdict) == (task, "pass")
+    (scored,) = (each for each in report.details.questions if each.task == task)
+    assert scored.topics == members
     asked = [score for score in scored.ours if score is not None]
     (accuracy,) = (each for each in report.stages if each.stage == "accuracy")
-    (score,) = (each for each in accuracy.measurements if each.metric == "exact_match")
+    (score,) = (each for each in accuracy.measurements if (each.metric, each.task) == (metric, task))
     assert score.value == pytest.approx(sum(asked) / len(asked))
     assert score.sample_count == len(asked)
