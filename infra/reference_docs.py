@@ -468,8 +468,8 @@ def _reasons(metrics: Iterable[Metric]) -> Iterator[str]:
 
 def _metric_row(metric: Metric) -> list[str]:
     kinds = kinds_of(metric)
-    gate = ", ".join(form(kind) for kind in kinds if kind.against is None)
-    baseline = ", ".join(form(kind) for kind in kinds if kind.against)
+    gate = ", ".join(form(kind) for kind in kinds if kind.compares is None)
+    baseline = ", ".join(form(kind) for kind in kinds if kind.compares)
     name = f"{link_target(metric.name)}`{metric.name}`"
     return [name, metric.unit, metric.direction, gate or DASH, baseline or DASH, metric.meaning]
 

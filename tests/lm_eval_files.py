@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
 from vllm_qualify.evidence.answers import Answered, QuestionBlock, read_answers, steps, write
 from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
+from vllm_qualify.evidence.thinking import REPLIES
+from vllm_qualify.evidence.thinking import Reply as Kept
 from vllm_qualify.plan.cell import TaskPlan
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured" / "accuracy" / "gsm8k"
@@ -22,11 +24,15 @@ Document = dict[str, Any]
 
 
 class Reply(NamedTuple):
-    """What came back: its score by strict-match, its length in characters, and its score by the other filter if it differs."""
+    """What came back: its score by strict-match, its length in characters, and its score by the other filter if it differs.
+
+    If it has a number of tokens, it is kept beside lm-eval's samples too.
+    """
 
     score: float
     length: int = 100
     flexible: float | None = None
+    tokens: int | None = None
 
 
 RIGHT, WRONG, EMPTY = Reply(1.0), Reply(0.0), Reply(0.0, length=0)
@@ -70,6 +76,13 @@ class Asked(NamedTuple):
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (into / f"samples_{self.task.name}_{stamp}.jsonl").write_text(text)
         (into / f"results_{stamp}.json").write_text(json.dumps(self._results(scores, len(questions)), indent=2))
+        kept = [
+            Kept(prompt_hash=row["prompt_hash"], finish_reason="stop", thinking=None, is_empty=False, output_tok=reply.tokens)
+            for row, reply in zip(rows, replies, strict=False)
+            if reply.tokens is not None
+        ]
+        if kept:
+            (into / REPLIES).write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
         (into / BEFORE).write_text(page(stop=BEGAN, length=BEGAN))
         (into / AFTER).write_text(page(stop=BEGAN + len(questions) - cut, length=BEGAN + cut))
 

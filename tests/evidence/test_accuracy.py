@@ -242,7 +242,7 @@ def test_thinking_that_loops_is_a_loop_whatever_the_answer_is(folder: Path) -> N
     replies.write_text(json.dumps(kept) + "\n")
     assert by_filter(folder)["looping_answers"].value == 1 / 8
     replies.write_text("{")
-    assert "cannot be read" in (by_filter(folder)["looping_answers"].invalid_because or "")
+    assert "no usable result" in (by_filter(folder)["looping_answers"].invalid_because or "")
 
 
 def count_tokens(folder: Path, tokens: dict[str, list[int]]) -> None:
@@ -588,6 +588,43 @@ def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(
     rows = by_filter(folder, plan)
     assert "2 answers have no reply in replies.jsonl" in (rows["looping_answers"].invalid_because or "")
     assert rows[STRICT].value == 1.0
+
+
+@pytest.mark.parametrize(("api", "at_once"), [("chat", 4), ("completions", 4), ("completions", 1)])
+def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
+    """Replies of two words to thirteen, and as many words of thinking."""
+    words = {question: "so " * number + "#### 1" for number, question in enumerate(QUESTIONS)}
+    book = Book(words, thinking=words)
+    plan = plan_of(data, api=api).model_copy(update={"sequential": False, "num_concurrent": at_once})
+    folder = tmp_path / "accuracy" / "gsm8k"
+    with asked(book, plan, folder) as run:
+        run.ask(run.steps[0])
+    given = {number: 2 * len(text.split()) for number, text in enumerate(words.values())}
+    # The local questions are in the book's order.
+    assert {answer.question: answer.output_tok for answer in read_answers(folder, plan).answers} == given
+
+
+@pytest.mark.parametrize(
+    "usage", [None, 7, {}, {"completion_tokens": -1}, {"completion_tokens": "9"}, {"completion_tokens": True}]
+)
+def test_a_usage_that_counts_nothing_is_no_number_of_tokens(usage: object) -> None:
+    reply, _ = apart("a", {"index": 0, "text": "yes", "usage": usage}, "yes", None)
+    assert reply.output_tok is None
+
+
+def test_of_a_reply_with_two_choices_it_is_not_known_which_has_how_many_tokens() -> None:
+    model = get_model("local-completions")(model="m", base_url="http://127.0.0.1:9", tokenizer_backend=None)
+    kept = list[Any]()
+
+    def read(_: str, choice: dict[str, Any], text: str | None) -> str | None:
+        kept.append(choice)
+        return text
+
+    internals.read_replies(model, read)
+    model._create_payload("a", generate=True, gen_kwargs={})
+    choices = [{"index": 0, "text": "yes"}, {"index": 1, "text": "no"}]
+    model.parse_generations({"choices": choices, "usage": {"completion_tokens": 9}})
+    assert kept == choices
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])

@@ -26,7 +26,8 @@ class Book:
     `empty` replies are without text, `absent` ones null. `failing` questions get an error 500, `dropped` ones no reply at all,
     and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed. `sampled` ones are wrong if the
     request's seed is odd. `thinking` and `calls` of tools, by question, are apart from the content of a chat's reply, as vLLM
-    has them. A server that `has_no_parser` of calls refuses requests with tools, in vLLM's words.
+    has them. A server that `has_no_parser` of calls refuses requests with tools, in vLLM's words. A reply has as
+    many tokens as it has words, with its thinking.
     """
 
     replies: Mapping[str, str]
@@ -107,7 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         if question in self.book.calls:
             message["tool_calls"] = self.book.calls[question]
         said = {"message": message} if is_chat else {"text": text}
-        self._answer(200, {"model": "reference", "choices": [{"index": 0, "finish_reason": reason, **said}]})
+        tokens = len(f"{text or ''} {self.book.thinking.get(question, '')}".split())
+        choice = {"index": 0, "finish_reason": reason, **said}
+        self._answer(200, {"model": "reference", "choices": [choice], "usage": {"completion_tokens": tokens}})
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         self._send(status, json.dumps(body).encode(), "application/json")

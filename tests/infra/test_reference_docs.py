@@ -102,7 +102,7 @@ def test_every_row_of_a_table_has_a_cell_for_each_head(name: str) -> None:
         ("slo_cost_usd_mtok", ()),
         ("exact_match", ("`minimum`", "`reference` and `margin`", "`max_loss`", "`max_loss_since_anchor`")),
         ("truncated_answers", ("`maximum`", "`reference` and `margin`")),
-        ("output_tok_per_answer", ("`maximum`", "`reference` and `margin`")),
+        ("output_tok_per_answer", ("`maximum`", "`reference` and `margin`", "`max_worsening`")),
         ("output_throughput_tok_s", ("`minimum`", "`reference` and `margin`", "`max_worsening`")),
         ("ttft_p99_ms", ("`maximum`", "`reference` and `margin`", "`max_worsening`")),
         ("answer_nll_nat_per_tok", ("`max_nll_increase`",)),

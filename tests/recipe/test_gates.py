@@ -30,6 +30,7 @@ PAIRED = {"metric": "exact_match", "filter": "strict-match", "max_loss": 0.008, 
 UNLIKELIER = {"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit": "nat/tok"}
 AGREEING = {"metric": "text_top1_share", "min_top1_agreement": 0.98, "unit": "fraction"}
 SINCE_ANCHOR = {"metric": "exact_match", "filter": "strict-match", "max_loss_since_anchor": 0.016, "unit": "fraction"}
+LONGER = {"metric": "output_tok_per_answer", "task": "gsm8k", "max_worsening": 0.1, "unit": "fraction"}
 RELATIVE = {"metric": "ttft_p50_ms", "max_worsening": 0.05, "unit": "fraction"}
 WAIVER = {
     "gate": "exact_match (gsm8k, strict-match)",
@@ -56,6 +57,7 @@ PROFILE = "gpu_types.cpu.profiles.balanced"
         (PAIRED, (None, 0.008), "exact_match (strict-match) against the baseline"),
         (SINCE_ANCHOR, (None, 0.016), "exact_match (strict-match) against the anchor"),
         (RELATIVE, (None, 0.05), "ttft_p50_ms against the baseline"),
+        (LONGER, (None, 0.1), "output_tok_per_answer (gsm8k) against the baseline"),
         (UNLIKELIER, (None, 0.01), "answer_nll_nat_per_tok against the baseline"),
         (AGREEING, (0.98, None), "text_top1_share against the baseline"),
     ],
@@ -72,6 +74,9 @@ def test_a_gate_has_a_range_and_a_label(gate: dict[str, Any], limits: tuple[floa
         (PAIRED | {"max_loss": 0.0}, "must be above 0"),
         (PAIRED | {"max_loss": 1.5}, "between 0 and 1"),
         (RELATIVE | {"unit": "ms"}, "'fraction', not 'ms'"),
+        (LONGER | {"unit": "tok"}, "'fraction', not 'tok'"),
+        (LONGER | {"filter": "strict-match"}, "has no filter"),
+        (LONGER | {"metric": "truncated_answers"}, "give 'maximum', or 'reference and margin', and nothing"),
         (RELATIVE | {"metric": "startup_s"}, "give 'maximum', or 'reference and margin', and nothing"),
         ({"metric": "ttft_p99_ms", "max_loss": 0.1, "unit": "fraction"}, "or 'max_worsening'"),
         ({"metric": "ttft_p99_ms", "reference": 200, "unit": "ms"}, "'reference and margin'"),
@@ -144,6 +149,7 @@ KINDS_AS_WRITTEN: list[tuple[dict[str, Any], type[BaseGate]]] = [
     (PAIRED, MaxLoss),
     (SINCE_ANCHOR, MaxLossSinceAnchor),
     (RELATIVE, MaxWorsening),
+    (LONGER, MaxWorsening),
     (UNLIKELIER, MaxNllIncrease),
     (AGREEING, MinTop1Agreement),
 ]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from io import StringIO
 from itertools import pairwise
@@ -15,6 +15,7 @@ from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.members import Part, config_hash, group_hash, parts_of
 from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.evidence.texts import ends_in_loop, is_in_other_script
+from vllm_qualify.evidence.thinking import REPLIES, read_replies
 from vllm_qualify.evidence.tools import questions
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
@@ -54,7 +55,8 @@ class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
     `length` is that of the reply in characters. `ends_in_loop` and `in_other_script` are faults of its text: see `texts`. The
-    three are None if likelihoods were compared; of older runs the faults are, too. An answer is `unanswered` if its reply was
+    three are None if likelihoods were compared; of older runs the faults are, too. `output_tok` are the reply's tokens with
+    its thinking, by its own `usage`; None if that was not kept, as in older runs. An answer is `unanswered` if its reply was
     empty, whatever the task made of that. `traced_to` is relative to the task's folder. `start` is the server's start that it
     comes from, `topic` what the task's own document says that the question is about; if it does not say so, the member of a
     group that it is of.
@@ -69,6 +71,7 @@ class Answer(Frozen):
     target_hash: str
     scores: dict[str, Share]
     length: CountOrNone | None
+    output_tok: CountOrNone | None = None
     ends_in_loop: bool | None = None
     in_other_script: bool | None = None
     unanswered: bool
@@ -216,6 +219,7 @@ def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, reply: TaskRep
     results = only(folder / step.folder, "results_*.json")
     paths = _samples(results, asked)
     bodies = [path.read_bytes() for path in (results, *paths)]
+    kept = [path.read_bytes() for path in [folder / step.folder / REPLIES] if path.exists()]
     names = tuple(path.name for path in paths)
     what = (
         step.repetition,
@@ -227,7 +231,28 @@ def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, reply: TaskRep
         reply,
         names,
     )
-    return STEPS.find(digest_together(*bodies), what, lambda: _parse_step(bodies, paths, step, task, reply))
+
+    def parsed() -> tuple[Head, list[Answer]]:
+        head, answers = _parse_step(bodies, paths, step, task, reply)
+        return head, _with_tokens(answers, folder / step.folder)
+
+    return STEPS.find(digest_together(*bodies, *kept), what, parsed)
+
+
+def _with_tokens(answers: list[Answer], step: Path) -> list[Answer]:
+    """The answers with their tokens, by the kept replies to the same prompt. Without just one for each, they are not known.
+
+    Questions that are copies have one prompt. Which of its replies is whose does not matter to any sum.
+    """
+    tokens: defaultdict[str, list[int | None]] = defaultdict(list)
+    for reply in read_replies(step):
+        tokens[reply.prompt_hash].append(reply.output_tok)
+    asked = Counter(answer.prompt_hash for answer in answers)
+    known = {prompt: iter(tokens[prompt]) for prompt, times in asked.items() if len(tokens[prompt]) == times}
+    return [
+        answer.model_copy(update={"output_tok": next(known[answer.prompt_hash])}) if answer.prompt_hash in known else answer
+        for answer in answers
+    ]
 
 
 def _samples(results: Path, asked: list[_Asked]) -> list[Path]:

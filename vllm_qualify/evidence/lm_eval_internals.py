@@ -415,11 +415,19 @@ def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], s
 
 
 def _choices(replies: list[Any]) -> list[dict[str, Any]]:
-    """The choices of replies, each reply's in their order. None if one has another form: its answer is empty."""
+    """The choices of replies, each reply's in their order. None if one has another form: its answer is empty.
+
+    The only choice of a reply has its `usage` too.
+    """
     try:
-        return [choice for reply in replies for choice in sorted(reply["choices"], key=lambda each: each["index"])]
+        chosen = [(reply, sorted(reply["choices"], key=lambda each: each["index"])) for reply in replies]
+        return [choice | _usage(reply, len(choices)) for reply, choices in chosen for choice in choices]
     except (LookupError, TypeError):
         return []
+
+
+def _usage(reply: dict[str, Any], choices: int) -> dict[str, Any]:
+    return {"usage": reply.get("usage")} if choices == 1 else {}
 
 
 def count_failed(model: Any, count: Callable[[int], None]) -> None:

@@ -314,7 +314,7 @@ class _Worker:
         asked = self._by_task(order.questions)
         results = self._evaluate(asked, tracker, self.model, self.model_args)
         write_whole(folder / TRIED, Tried(failed=self.failed))
-        if self._keeps_replies:
+        if self._generates:
             write_plain(folder / REPLIES, "".join(f"{reply.model_dump_json()}\n" for reply in self.replies).encode())
         samples = results.pop("samples")
         tracker.save_results_aggregated(results=results, samples=samples)
@@ -379,15 +379,11 @@ class _Worker:
             internals.send_tools(model, questions.request_of)
         if self.pictures:
             internals.send_pictures(model, self.pictures)
-        if self._keeps_replies:
+        if self._generates:
             internals.read_replies(model, self._read)
         if self.job.is_sampled:
             internals.seed_requests(model, self._seed_of)
         return model
-
-    @property
-    def _keeps_replies(self) -> bool:
-        return self._generates and (self.job.api == "chat" or self.job.think_end is not None)
 
     def _read(self, prompt: str, choice: dict[str, Any], text: str | None) -> str | None:
         reply, answer = apart(prompt, choice, text, self.job.think_end)

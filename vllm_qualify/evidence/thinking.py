@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.recipe.values import CountOrNone, Frozen
 
 REPLIES = "replies.jsonl"
 # Why a reply ended, by OpenAI's word for the longest reply.
@@ -16,12 +16,14 @@ class Reply(Frozen):
     """What lm-eval does not keep of a reply. `prompt_hash` is as lm-eval's samples have it.
 
     `thinking` is the server's, or the text before `think_end`; None if there is none. `is_empty` is of the answer after it.
+    `output_tok` are all its tokens with the thinking, by the reply's own `usage`; None if that does not say it.
     """
 
     prompt_hash: str
     finish_reason: str | None
     thinking: str | None
     is_empty: bool
+    output_tok: CountOrNone | None = None
 
     @property
     def is_cut(self) -> bool:
@@ -51,8 +53,20 @@ def apart(prompt: str, choice: dict[str, Any], text: str | None, think_end: str 
         elif ended == CUT:
             thinking, text = text, ""
     digest = hashlib.sha256(prompt.encode()).hexdigest()
-    reply = Reply(prompt_hash=digest, finish_reason=ended, thinking=thinking, is_empty=not (text or "").strip())
+    reply = Reply(
+        prompt_hash=digest,
+        finish_reason=ended,
+        thinking=thinking,
+        is_empty=not (text or "").strip(),
+        output_tok=_tokens(choice.get("usage")),
+    )
     return reply, text
+
+
+def _tokens(usage: object) -> int | None:
+    """The output tokens that a reply's usage counts, if it counts any way at all."""
+    counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return counted if isinstance(counted, int) and not isinstance(counted, bool) and counted >= 0 else None
 
 
 def _text(value: object) -> str | None:
@@ -61,7 +75,7 @@ def _text(value: object) -> str | None:
 
 
 def read_replies(step: Path) -> Iterator[Reply]:
-    """The replies in a step's folder: of a task that is asked by chat, or has a `think_end`. Raises one of UNUSABLE."""
+    """The replies in a step's folder. Older runs kept those of chats and with a `think_end`. Raises one of UNUSABLE."""
     path = step / REPLIES
     if path.exists():
         with path.open(encoding="utf-8", newline="\n") as file:

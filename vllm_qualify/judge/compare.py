@@ -4,6 +4,7 @@ Both must be alike: the same questions with the same prompts, and the same load 
 Otherwise the comparison is invalid and says what differs.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, levels_for, sides_of
 from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_answers, scored_texts
-from vllm_qualify.judge import likelihood, paired, relative
+from vllm_qualify.judge import likelihood, paired, relative, tokens
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import EarlierRuns
@@ -51,6 +52,7 @@ ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server, since each build was started once"
 STARTS_OF_TWO = "what differs from start to start of a server, since one of the two was started once"
+FIRST_STARTS = "what differs from start to start of a server, since only the answers of each build's first one are compared"
 DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = (
@@ -102,6 +104,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
         match gate.against:
             case "answers" | "anchor":
                 return _loss(gate, plan, evidence, about)
+            case "tokens":
+                return _longer(gate, plan, evidence, about)
             case "load":
                 return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
             case "likelihood":
@@ -160,13 +164,20 @@ def not_established(plan: CellPlan, evidence: Path, measurements: Sequence[Measu
             if gate.is_over_starts:
                 problem = problem or _lacking_start(gate, plan, evidence, measurements)
             if problem is None and gate.against == "answers":
-                problem = _too_seldom(answers.read_answers(evidence / "accuracy" / str(gate.task), _task_of(plan, gate)))
+                problem = _too_seldom(_first_answers(plan, evidence, gate))
+            if problem is None and gate.against == "tokens":
+                tokens.by_question(_first_answers(plan, evidence, gate).answers)
         except UNUSABLE as error:
             problem = in_words(error)
         if problem:
             about = {"task": gate.task, "filter": gate.filter, "against": plan.run_id}
             unusable.append((gate, invalid(gate.metric, f"it cannot be a baseline for this: {problem}", "", **about)))
     return unusable
+
+
+def _first_answers(plan: CellPlan, evidence: Path, gate: Gate) -> Answered:
+    """The cell's own answers of the first start. Raises one of UNUSABLE."""
+    return answers.read_answers(evidence / "accuracy" / str(gate.task), _task_of(plan, gate))
 
 
 def _lacking_start(gate: Gate, plan: CellPlan, evidence: Path, measurements: Iterable[Measurement]) -> str | None:
@@ -188,10 +199,14 @@ def _too_seldom(answered: Answered) -> str | None:
 def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
     """Why nothing can be compared with the answers in a `baseline` folder, whatever the cell will answer; else None."""
     for task in plan.accuracy:
-        for gate in (gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")):
+        for gate in _of_answers(plan, task):
             other = _other(gate, plan)
             try:
-                repetitions_to_establish(answers.load(folder / other.path(task.name)), task, gate, levels_for(plan))
+                kept = answers.load(folder / other.path(task.name))
+                if gate.against == "tokens":
+                    tokens.by_question(kept.answers)
+                else:
+                    repetitions_to_establish(kept, task, gate, levels_for(plan))
             except UNUSABLE as error:
                 return f"{other.word}: {in_words(error)}"
     return None
@@ -217,6 +232,11 @@ def answers_path(task: str) -> str:
 def is_answers(path: str, task: str) -> bool:
     """Whether a file of the evidence has a task's answers, of any start."""
     return re.fullmatch(rf"(starts/\d+/)?{re.escape(answers_path(task))}", path) is not None
+
+
+def _of_answers(plan: CellPlan, task: TaskPlan) -> list[Gate]:
+    """The judged gates that compare the answers to a task with another run's, by their scores or by their tokens."""
+    return [gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor", "tokens")]
 
 
 def paired_gates(plan: CellPlan, task: TaskPlan) -> list[Gate]:
@@ -296,7 +316,9 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
     difference, interval, asked = look.loss, look.interval, len(new.answers)
     length = _length_ratio(new.answers, old.answers)
     # A sure loss stays a loss, whatever the length of the replies.
-    is_comparable = LENGTHS[0] <= length <= LENGTHS[1] or interval.lower > _margin(gate)
+    # How much longer they may be says a gate on their tokens, where there is one.
+    longest = math.inf if any(each.against == "tokens" for each in _of_answers(plan, task)) else LENGTHS[1]
+    is_comparable = LENGTHS[0] <= length <= longest or interval.lower > _margin(gate)
     if not is_comparable and asked >= len(_questions(old.answers)):
         as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
         problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
@@ -311,6 +333,38 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
         not_in_interval=[STARTS] if difference.between is None else [],
+        **about,
+    )
+
+
+def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
+    """How many times as many tokens the answers have as the baseline's, less 1.
+
+    It is judged once, when all questions were asked as often as they are at least: lengths are skewed, so that a few questions
+    tell too little of the rest for an early verdict to hold its error rate.
+    """
+    task, path = _task_of(plan, gate), answers_path(str(gate.task))
+    source = f"{path} beside {BASELINE}/{path}"
+    new, old = _first_answers(plan, evidence, gate), answers.load(evidence / BASELINE / path)
+    if problem := _asked_otherwise(_other(gate, plan), task) or _unlike(old, new, "baseline"):
+        return invalid(gate.metric, problem, source, **about)
+    try:
+        theirs = tokens.by_question(old.answers)
+    except tokens.NotKeptError as error:
+        return invalid(gate.metric, f"the baseline's: {error}", source, **about)
+    asked = [answer for answer in new.answers if answer.repetition <= task.least_repetitions]
+    ours, levels = tokens.by_question(asked), levels_for(plan)
+    at = sides_of(METRICS[gate.metric].compared_direction, levels.false_pass, levels.false_fail)
+    value, interval = tokens.worsening([theirs[question] for question in ours], list(ours.values()), at)
+    traced = dict.fromkeys(answer.traced_to.rpartition(":")[0] for answer in asked)
+    return valid(
+        gate.metric,
+        value,
+        source,
+        sample_count=len(ours),
+        interval=interval if len(asked) == task.least_repetitions * len(theirs) else None,
+        traced_to=[f"accuracy/{task.name}/{file}" for file in traced],
+        not_in_interval=[FIRST_STARTS],
         **about,
     )
 
@@ -564,8 +618,7 @@ def _history(plan: CellPlan, evidence: Path) -> list[Measurement]:
 
 def task_differs(plan: CellPlan, task: TaskPlan) -> str | None:
     """Why the baseline's or the anchor's answers to a task cannot be compared with the cell's, by their settings; else None."""
-    paired = [gate for gate in plan.judged if gate.task == task.name and gate.against in ("answers", "anchor")]
-    return next((problem for gate in paired if (problem := _asked_otherwise(_other(gate, plan), task))), None)
+    return next((problem for gate in _of_answers(plan, task) if (problem := _asked_otherwise(_other(gate, plan), task))), None)
 
 
 def _asked_otherwise(other: _Other, task: TaskPlan) -> str | None:

@@ -28,9 +28,9 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
         return True
     if plan.establishes and paired and not _is_established(plan, evidence, task, paired):
         return False
-    # To ask the same questions again would not help an absolute gate. No question is asked for the sake of the anchor alone.
+    # To ask the same questions again would only help a comparison of scores. No question is asked for the anchor alone.
     waiting = [gate for gate in gates if not gate.is_against_anchor]
-    waiting = [gate for gate in waiting if gate.is_compared] if _all_were_asked(evidence, task) else waiting
+    waiting = [gate for gate in waiting if gate.against == "answers"] if _all_were_asked(evidence, task) else waiting
     return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
 
 

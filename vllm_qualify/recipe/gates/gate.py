@@ -14,9 +14,9 @@ AGAINST_ANCHOR = " against the anchor"
 POINTS = "pp"
 """Percentage points: the unit of a difference between two shares."""
 
-Comparison = Literal["answers", "load", "likelihood", "anchor"]
-"""What is compared: with the baseline the answers to each question, the figures of the load, or how likely texts are; with the
-anchor the answers."""
+Comparison = Literal["answers", "tokens", "load", "likelihood", "anchor"]
+"""What is compared: with the baseline the answers to each question, their tokens, the figures of the load, or how likely texts
+are; with the anchor the answers."""
 
 
 Verdict = Literal["pass", "fail", "inconclusive", "invalid"]
@@ -46,8 +46,8 @@ class BaseGate(Frozen):
     task.
     """
 
-    against: ClassVar[Comparison | None] = None
-    """what is compared, and with which run; None for a gate on the metric itself"""
+    compares: ClassVar[Comparison | None] = None
+    """what gates of this kind compare, and with which run; None for a gate on the metric itself"""
 
     metric: Text = Field(description="a name of the metrics")
     filter: FilterName | None = Field(
@@ -100,6 +100,11 @@ class BaseGate(Frozen):
         return self.bounds[0] if len(self.bounds) == 1 else self.bounds
 
     @property
+    def against(self) -> Comparison | None:
+        """What is compared, and with which run; None for a gate on the metric itself."""
+        return self.compares
+
+    @property
     def is_against_baseline(self) -> bool:
         return self.against not in (None, "anchor")
 
@@ -114,7 +119,7 @@ class BaseGate(Frozen):
 
     @property
     def is_over_starts(self) -> bool:
-        """Whether further starts of the server measure what it compares. Likelihoods are scored on the first one alone."""
+        """Whether further starts of the server measure what it compares. Likelihoods and tokens are of the first one alone."""
         return self.against in ("answers", "load")
 
     @property

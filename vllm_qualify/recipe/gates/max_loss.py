@@ -11,7 +11,7 @@ from vllm_qualify.recipe.metrics import METRICS, Metric
 class MaxLoss(BaseGate):
     """For a score: at most the share `max_loss` of the questions may be lost against the baseline, question by question."""
 
-    against: ClassVar[Comparison | None] = "answers"
+    compares: ClassVar[Comparison | None] = "answers"
 
     max_loss: AboveZero = Field(
         description="of a score: the share of the questions that may be lost against the baseline, above 0"

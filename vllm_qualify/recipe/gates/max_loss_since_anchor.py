@@ -14,7 +14,7 @@ class MaxLossSinceAnchor(BaseGate):
     It goes with a gate with `max_loss` on the same score, which decides how often questions are asked.
     """
 
-    against: ClassVar[Comparison | None] = "anchor"
+    compares: ClassVar[Comparison | None] = "anchor"
 
     max_loss_since_anchor: AboveZero = Field(
         description="of a score: the share of the questions that may be lost against the anchor; at least `max_loss` of the"

@@ -14,7 +14,7 @@ class MaxNllIncrease(BaseGate):
     Both builds score the same texts, and the increase is taken text by text.
     """
 
-    against: ClassVar[Comparison | None] = "likelihood"
+    compares: ClassVar[Comparison | None] = "likelihood"
 
     max_nll_increase: AboveZero = Field(
         description="of a likelihood: how much larger it may be than under the baseline, in nats per token, above 0"

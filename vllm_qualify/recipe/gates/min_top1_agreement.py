@@ -12,7 +12,7 @@ from vllm_qualify.recipe.values import Number
 class MinTop1Agreement(BaseGate):
     """For a share of likeliest tokens: of the tokens, at least this share has the same likeliest one as under the baseline."""
 
-    against: ClassVar[Comparison | None] = "likelihood"
+    compares: ClassVar[Comparison | None] = "likelihood"
 
     min_top1_agreement: Annotated[Number, Field(gt=0, lt=1)] = Field(
         description="of a share of likeliest tokens: the least share with the same likeliest one as under the baseline,"
