@@ -16,6 +16,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.ci import IN_CI
+from tests.prefect_server import serving, write_database
 from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.process import guarded, tail
@@ -65,6 +66,7 @@ def engine() -> EngineEnvironment:
 def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One Prefect server for the tests that start many flows; the live tests use the ephemeral one, as people do."""
     folder = tmp_path_factory.mktemp("prefect")
+    write_database(folder / "prefect.db")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -89,6 +91,13 @@ def _answers(url: str) -> bool:
 @pytest.fixture
 def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
+
+
+@pytest.fixture(scope="module")
+def on_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server for the flows of a file's tests, which sees none of other files' flows."""
+    with serving(tmp_path_factory.mktemp("on-prefect")):
+        yield
 
 
 # A machine may be busy: how long an example takes says nothing.

@@ -1,7 +1,6 @@
 """Whole qualifications on the real engine, run once and looked at by many tests."""
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.prefect_server import write_database
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
@@ -61,14 +61,11 @@ def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedPr
 
 def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what the first command leaves on a host: the engine's answers and Prefect's database."""
-    answers, prefect = tmp_path_factory.getbasetemp() / "engines", tmp_path_factory.getbasetemp() / "prefect-home"
+    answers = tmp_path_factory.getbasetemp() / "engines"
     answers.mkdir(exist_ok=True)
     (home / "engines").symlink_to(answers)
-    if not prefect.exists():
-        upgrade = (sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes")
-        done = run(home, *upgrade, PREFECT_HOME=str(prefect))
-        assert done.returncode == 0, done.stdout + done.stderr
-    shutil.copytree(prefect, home / "prefect")
+    (home / "prefect").mkdir()
+    write_database(home / "prefect" / "prefect.db")
     return home
 
 

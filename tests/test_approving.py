@@ -1,13 +1,12 @@
 """How a report that passed becomes an approval in the flow: by the recipe's rule, or by a person whom the flow waits for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, decided, qualify_release
 from tasks import approve
@@ -38,16 +37,10 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
-pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("believed")]
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("believed"), pytest.mark.usefixtures("on_prefect")]
 
 AUTOMATIC = Approval(automatic=True, valid_days=VALID_DAYS)
 BY_HAND = Approval(automatic=False, valid_days=VALID_DAYS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowR
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.flow_engine import run_flow_sync
 from prefect.states import AwaitingRetry, Completed, Pending
-from prefect.testing.utilities import prefect_test_harness
 
 from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
 from flows.fleet import Requalify, WatchReleases, requalify, watch_releases
@@ -36,16 +35,10 @@ from vllm_qualify.releases.source import Available, ImageSource, Source
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 DIGEST = "sha256:" + "a" * 64
 MOVED = "sha256:" + "b" * 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture

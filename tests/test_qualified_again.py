@@ -1,10 +1,8 @@
 """A release that did not pass is qualified again: the flow counts it, and report, manifest and levels say so."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, qualified
 from infra.bench.passing import passing, write_bench_recipe, write_engine
@@ -15,13 +13,7 @@ from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.judging import check_judgement
 
-pytestmark = pytest.mark.prefect
-
-
-@pytest.fixture(autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from prefect import flow
-from prefect.testing.utilities import prefect_test_harness
 
 import tasks.starts
 from tests.runs.test_runs import captured_plan, store_in
@@ -23,14 +22,8 @@ from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.stored import reuse_stage
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 COMMAND = ["vllm", "serve"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture

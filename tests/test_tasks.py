@@ -21,7 +21,6 @@ from prefect import Task, flow, get_client
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.runtime import flow_run
-from prefect.testing.utilities import prefect_test_harness
 
 import tasks.decide
 import tasks.measure
@@ -40,7 +39,7 @@ from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 CELL = SimpleNamespace(cell=SimpleNamespace(id="reference/bf16"))
 RUN: Any = SimpleNamespace(id="run", report=passed_report, plan=CELL, stage=lambda _: None)
@@ -82,12 +81,6 @@ GIVEN: Mapping[str, Any] = {
     "confirm_s": 100.0,
     "timeout_s": 1000.0,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,21 +14,14 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events import Event, Resource
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.states import Completed, Crashed, Failed, Pending, Running, Scheduled
-from prefect.testing.utilities import prefect_test_harness
 
 from tasks import tend
 from tasks.tend import HEARTBEAT, lost_runs, restart_lost
 
-pytestmark = pytest.mark.prefect
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 SILENT_S = 1.0
 MOST_STARTS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 import tasks.measure
 from flows.qualify import QualifyRelease, qualified
@@ -22,13 +21,7 @@ from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.home import runs_folder
 
 # pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
-pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread"), pytest.mark.usefixtures("on_prefect")]
 
 
 @pytest.fixture

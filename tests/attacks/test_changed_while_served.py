@@ -2,12 +2,10 @@
 
 import importlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.qualify import QualifyRelease, qualified
 from infra.bench.passing import passing, recipe, write_engine
@@ -22,14 +20,8 @@ from vllm_qualify.recipe.loading import catalog_folder
 __all__ = ["cache", "service"]
 
 
-@pytest.fixture
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
-
-
 @pytest.mark.prefect
-@pytest.mark.usefixtures("_prefect")
+@pytest.mark.usefixtures("on_prefect")
 def test_a_model_that_was_another_one_while_it_was_served_is_not_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

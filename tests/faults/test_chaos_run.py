@@ -35,7 +35,7 @@ from vllm_qualify.runs.stored import published_run, reuse_stages, save_finished
 
 __all__ = ["judged"]
 
-PARTS, SCHEDULES = parts_and_size(100)
+PARTS, SCHEDULES = parts_and_size(25)
 HOSTS = ("one", "two")
 # One line for each stage that this host measured.
 MEASURED = "measured"
@@ -151,6 +151,7 @@ def _only_what_counts() -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("_part", range(PARTS))
 @settings(max_examples=SCHEDULES, suppress_health_check=list(HealthCheck))
 @given(schedule=SCHEDULE)

@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 from prefect import Task
-from prefect.testing.utilities import prefect_test_harness
 from typer.testing import CliRunner
 
 import tasks.decide
@@ -34,13 +33,7 @@ from vllm_qualify.runs.publishing import Published
 
 __all__ = ["moto_settings", "no_outer_settings"]
 
-pytestmark = pytest.mark.prefect
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    with prefect_test_harness(server_startup_timeout=180):
-        yield
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 
 @pytest.fixture
