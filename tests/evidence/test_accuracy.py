@@ -710,10 +710,8 @@ metric_list: [{{metric: exact_match}}]
 """
 
 
-@pytest.mark.parametrize(("wanted", "sent"), [(256, 1280), (9000, 9000)])
-def test_a_recipes_budget_goes_over_a_tasks_own_and_the_usual_one_does_not(
-    wanted: int, sent: int, tmp_path: Path, data: tuple[Path, Path]
-) -> None:
+@pytest.mark.parametrize(("wanted", "sent"), [(None, 1280), (256, 256), (9000, 9000)])
+def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
     own = tmp_path / "tasks"
     own.mkdir()
     (own / "long.yaml").write_text(OWN_LENGTH.format(test=shutil.copy(data[0], own)))

@@ -326,6 +326,16 @@ def test_a_task_that_was_asked_in_another_way_is_not_compared(evidence: Path, na
     assert message == f"the baseline was asked gsm8k in another way: {name} {then}, now {getattr(SETTINGS, name)}"
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "is_alike"), [(256, None, True), (None, 256, True), (None, 512, False), (48, None, False)]
+)
+def test_the_default_longest_reply_of_older_versions_is_that_of_now(then: int | None, now: int | None, is_alike: bool) -> None:
+    """A length of the task's own is in the hash of the task."""
+    task = task_plan(SETTINGS.model_copy(update={"max_gen_toks": now}))
+    plan = against(cell_plan([loss_gate()], accuracy=[task]), accuracy=[SETTINGS.model_copy(update={"max_gen_toks": then})])
+    assert (task_differs(plan, task) is None) == is_alike
+
+
 def test_a_model_that_recommends_other_numbers_now_is_not_compared() -> None:
     """Both recipes say `sampling: model`, which is asked otherwise once the model's file has changed."""
     settings = SETTINGS.model_copy(update={"sampling": "model"})

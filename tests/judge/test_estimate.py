@@ -146,6 +146,12 @@ def test_before_the_first_question_it_says_how_many_answers_there_may_be(tmp_pat
         "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
         " 1,800,000 tokens"
     )
+    own = [each.model_copy(update={"settings": Accuracy(task=each.name, num_questions=1000)}) for each in tasks[:1]]
+    line = line_before_accuracy(plan(THROUGHPUT).model_copy(update={"accuracy": [*own, tasks[1]]}), tmp_path)
+    assert line == (
+        "accuracy: gsm8k 1,000 answers of up to 256 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
+        " 1,856,000 tokens, or more if gsm8k has a longer reply of its own"
+    )
     keep_history(tmp_path, CAPTURED)
     compared = cell_plan([TTFT])
     alike = {"accuracy": tasks[:1], "load": compared.load.model_copy(update={"max_concurrency": 4, "num_prompts": 80})}

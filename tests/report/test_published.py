@@ -14,11 +14,11 @@ from vllm_qualify.report.published import published_rows
 CARD = "https://huggingface.co/acme/model"
 
 
-def noted(*published: PublishedScore) -> Report:
+def noted(*published: PublishedScore, longest: int | None = 256) -> Report:
     """The task is asked by completions with 5 shots and 256 tokens; by strict-match 1,100 of 1,319 are right, 83.4 %."""
     report = passed_report()
     (task,) = report.plan.accuracy
-    settings = task.settings.model_copy(update={"published": list(published)})
+    settings = task.settings.model_copy(update={"published": list(published), "max_gen_toks": longest})
     plan = report.plan.model_copy(update={"accuracy": [task.model_copy(update={"settings": settings})]})
     return report.model_copy(update={"plan": plan})
 
@@ -63,6 +63,12 @@ def test_a_published_score_is_beside_ours_with_its_interval() -> None:
 def test_what_differs_in_the_asking_is_said(asked: dict[str, Any], differs: list[str]) -> None:
     (row,) = published_rows(noted(PublishedScore(score=0.9, source="card", **asked)))
     assert row.differs == differs
+
+
+def test_a_longest_reply_that_the_task_may_say_is_no_number() -> None:
+    said = PublishedScore(score=0.9, source="card", num_fewshot=5, api="completions", max_gen_toks=256)
+    (row,) = published_rows(noted(said, longest=None))
+    assert row.differs == ["longest reply, in tokens: 256 there, the task's own, or else 256, here"]
 
 
 def test_another_metric_has_no_score_of_ours() -> None:

@@ -31,14 +31,12 @@ from vllm_qualify.evidence.pictures import WRITE_IT_SO, Pictures, UnusablePictur
 from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
 from vllm_qualify.evidence.tools import questions, scoring
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
-from vllm_qualify.recipe.workload import SEEDS, Accuracy
+from vllm_qualify.recipe.workload import SEEDS, USUAL_TOKENS
 
 TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
 # How often lm-eval asks at most for a reply whose request failed: its own default, here written down.
 MOST_TRIES = 3
 POLL_S = 0.02
-# With it, the usual budget of a recipe, a task keeps a budget of its own.
-USUAL_BUDGET = Accuracy.model_fields["max_gen_toks"].default
 GENERATES = "generate_until"
 
 
@@ -51,7 +49,7 @@ class Job(Frozen):
     url: str
     num_fewshot: int
     num_concurrent: int
-    max_gen_toks: int
+    max_gen_toks: int | None
     gen_kwargs: dict[str, JsonValue] = {}
     system_prompt: str | None = None
     think_end: str | None = None
@@ -360,7 +358,7 @@ class _Worker:
     @property
     def _gen_kwargs(self) -> dict[str, Any]:
         """What goes over the task's own. lm-eval lets a task's own budget go over the model's, which is the recipe's."""
-        if self.job.max_gen_toks == USUAL_BUDGET:
+        if self.job.max_gen_toks is None:
             return self.job.gen_kwargs
         own = [task.get_config("generation_kwargs") or {} for task in self.tasks.values()]
         named = {next((name for name in ("max_tokens", "max_gen_toks") if name in each), None) for each in own}
@@ -408,7 +406,7 @@ class _Worker:
             "model": self.job.model,
             "base_url": f"{self.job.url}/v1/{'chat/' if chat else ''}completions",
             "num_concurrent": self.job.num_concurrent,
-            "max_gen_toks": self.job.max_gen_toks,
+            "max_gen_toks": self.job.max_gen_toks or USUAL_TOKENS,
             # With its default of 300 s, lm-eval would give up a long answer and ask again.
             "timeout": self.job.timeout_s,
             "max_retries": MOST_TRIES,

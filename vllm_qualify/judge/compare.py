@@ -39,7 +39,7 @@ from vllm_qualify.recipe.metrics import (
     TOP1_SHARES,
     Stage,
 )
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Load
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS, USUAL_TOKENS, Accuracy, Load
 
 OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
@@ -625,9 +625,14 @@ def _asked_otherwise(other: _Other, task: TaskPlan) -> str | None:
     before = next((settings for settings in other.accuracy if settings.task == task.name), None)
     if before is None:
         return f"the {other.word} was not asked {task.name}"
-    then, now = (each.model_dump(include=set(SAME_QUESTIONS), exclude_none=True) for each in (before, task.asked))
+    then, now = _as_asked(before), _as_asked(task.asked)
     changed = [f"{name} {then.get(name)}, now {now.get(name)}" for name in SAME_QUESTIONS if then.get(name) != now.get(name)]
     return f"the {other.word} was asked {task.name} in another way: {'; '.join(changed)}" if changed else None
+
+
+def _as_asked(settings: Accuracy) -> dict[str, Any]:
+    """What the answers depend on. A task's own longest reply, which older versions called 256, is in the hash of the task."""
+    return {"max_gen_toks": USUAL_TOKENS} | settings.model_dump(include=set(SAME_QUESTIONS), exclude_none=True)
 
 
 def load_differs(plan: CellPlan) -> str | None:

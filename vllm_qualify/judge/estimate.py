@@ -10,7 +10,7 @@ from vllm_qualify.evidence.starts import FIRST, repeats_of
 from vllm_qualify.judge.compare import BASELINE, LOAD_STAGE
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.workload import USUAL_TOKENS, Load
 
 # Settings that must be the same in two loads, so that the throughput of one says how long the other takes.
 ALIKE = {"input_len", "output_len", "length_spread", "prompts_sha256", "api", "max_concurrency"}
@@ -34,11 +34,14 @@ def line_before(plan: CellPlan, evidence: Path) -> str:
 def line_before_accuracy(plan: CellPlan, evidence: Path) -> str:
     """The line before the first question: how many answers of how many tokens, and how long the most would take.
 
-    The rate is that of the baseline's load. Most answers are shorter than they may be.
+    The rate is that of the baseline's load. Most answers are shorter than they may be. A length of a task's own is not known
+    yet: lm-eval has not loaded it.
     """
     tasks = [f"{task.name} {_answers(task)}" for task in plan.accuracy]
-    tokens = sum(_most_answers(task) * task.settings.max_gen_toks for task in plan.accuracy)
-    line = f"accuracy: {', '.join(tasks)}; at most {tokens:,} tokens"
+    tokens = sum(_most_answers(task) * (task.settings.max_gen_toks or USUAL_TOKENS) for task in plan.accuracy)
+    own = [task.name for task in plan.accuracy if task.settings.max_gen_toks is None]
+    more = f", or more if {' or '.join(own)} has a longer reply of its own" if own else ""
+    line = f"accuracy: {', '.join(tasks)}; at most {tokens:,} tokens{more}"
     rate = _rate_of_baseline(plan, evidence)
     return f"{line}, at the rate of the baseline's load {taken(plan, tokens / rate)}" if rate else line
 
@@ -46,7 +49,7 @@ def line_before_accuracy(plan: CellPlan, evidence: Path) -> str:
 def _answers(task: TaskPlan) -> str:
     least = task.settings.num_questions * task.least_repetitions
     answers = _range(f"{least:,}", f"{_most_answers(task):,}")
-    return f"{answers} answer{'' if answers == '1' else 's'} of up to {task.settings.max_gen_toks:,} tokens"
+    return f"{answers} answer{'' if answers == '1' else 's'} of up to {task.settings.max_gen_toks or USUAL_TOKENS:,} tokens"
 
 
 def _most_answers(task: TaskPlan) -> int:

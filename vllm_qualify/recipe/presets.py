@@ -14,8 +14,8 @@ _THINKS = _CHAT | {"sampling": "model", "max_gen_toks": 32768, "time_limit_s": 1
 PRESETS: dict[str, list[dict[str, Any]]] = {
     # A model that continues texts. mmlu compares likelihoods.
     "base": [
-        {"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319},
-        {"task": "mmlu", "num_fewshot": 5, "num_questions": 2000},
+        {"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319, "max_gen_toks": 256},
+        {"task": "mmlu", "num_fewshot": 5, "num_questions": 2000, "max_gen_toks": 256},
     ],
     # A model that answers in a few hundred tokens.
     "chat": [

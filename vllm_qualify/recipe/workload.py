@@ -19,6 +19,8 @@ UNLIMITED, OPEN_MARGIN = 1, 1.25
 SEEDS = 2**31
 # A baseline answers each question at least this often. With fewer answers, its own noise dominates a comparison.
 LEAST_REPETITIONS = 4
+# The longest reply where neither the recipe nor the task says one: lm-eval's own default.
+USUAL_TOKENS = 256
 
 
 def _ascending(numbers: list[int]) -> list[int]:
@@ -73,8 +75,8 @@ class Accuracy(Frozen):
         default=None,
         description="requests under way at one time; none follows the server's `max-num-seqs`, up to 256, or is 64",
     )
-    max_gen_toks: Count = Field(
-        default=256, description="longest reply, with its thinking; with 256 a task keeps a length of its own, if it has one"
+    max_gen_toks: Count | None = Field(
+        default=None, description="longest reply, with its thinking; by default a length of the task's own, or else 256"
     )
     stop: list[Text] | None = Field(
         default=None,

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.published import PublishedScore
-from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.workload import USUAL_TOKENS, Accuracy
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 
@@ -65,6 +65,8 @@ def _differences(published: PublishedScore, settings: Accuracy) -> Iterator[str]
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return f"the task's own, or else {USUAL_TOKENS},"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
