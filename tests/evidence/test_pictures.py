@@ -5,7 +5,9 @@ import hashlib
 import io
 import json
 import random
+import re
 import struct
+import textwrap
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from infra.reference_vision import questions
 from tests.evidence.commands import SERVER, STARTING
 from tests.evidence.test_local_data import Replies, Row
 from tests.fakes.openai_server import Book, serving
@@ -23,6 +26,7 @@ from vllm_qualify.evidence.answers import Answered, read_answers
 from vllm_qualify.evidence.data import fetch
 from vllm_qualify.evidence.thinking import read_replies
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
 from vllm_qualify.report.questions import _asked
@@ -143,9 +147,7 @@ def test_the_evidence_names_pictures_by_hash_and_size(asked: tuple[Answered, Pat
     rows = {row["doc_id"]: row for row in map(json.loads, samples.read_text().splitlines())}
     named = f"picture of 40 x 30, sha256 {digest(BLUE)}"
     assert rows[1]["doc"]["image"] == named
-    shown = _asked(rows[1], 2000).text
-    assert named in shown
-    assert "How many bars?" in shown
+    assert _asked(rows[1], 2000).text == f"{named}\nHow many bars?"
 
 
 def test_another_run_has_the_same_hashes(asked: tuple[Answered, Path, Book], tmp_path: Path) -> None:
@@ -267,3 +269,24 @@ def test_fetched_pictures_are_local_questions_with_the_same_hashes(tmp_path: Pat
     plan = plan_of(tmp_path, CHARTS, own=own)
     assert fetch(plan.model_copy(update={"questions": None}), tmp_path / "fetched").questions == 3
     assert [json.loads(line) for line in (tmp_path / "fetched" / "test.jsonl").read_text().splitlines()] == CHARTS
+
+
+def test_the_vision_models_questions_are_what_its_code_draws() -> None:
+    kept = [json.loads(line) for line in (catalog_folder() / "reference-vision" / "charts.jsonl").read_text().splitlines()]
+    drawings = [(asked.pictures[0].tobytes(), asked.query, [asked.answer]) for asked in questions.written()]
+    assert [(pixels(row["image"]), row["query"], row["label"]) for row in kept] == drawings
+    assert len({picture for picture, _, _ in drawings}) == 400
+
+
+def pixels(image: str) -> bytes:
+    with Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) as picture:
+        return bytes(picture.convert("RGB").tobytes())
+
+
+def test_the_vision_model_learned_the_prompt_of_chartqa() -> None:
+    import lm_eval.tasks
+
+    task = (Path(lm_eval.tasks.__file__).parent / "chartqa" / "chartqa.yaml").read_text()
+    (text,) = re.findall(r"doc_to_text: \|\n(.*?)\ndoc_to_target", task, re.DOTALL)
+    learned = questions.prompt(questions.Asked([Image.new("RGB", (1, 1))], "{{query}}", ""))
+    assert textwrap.dedent(text) == learned.removesuffix("\n")

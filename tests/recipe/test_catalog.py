@@ -59,6 +59,7 @@ PROMISES = {
     "qwen3-32b": ["chat", "tools", "reasoning"],
     "qwen3-next-80b": ["chat", "tools"],
     "reference-chat": ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "responses"],
+    "reference-vision": ["chat", "vision"],
 }
 
 

@@ -20,6 +20,8 @@ FORMS = ("PNG", "JPEG", "WEBP", "GIF")
 # The largest of MMMU's pictures have some 20 million pixels. Each takes three bytes or four while it is checked.
 MOST_PIXELS = 50_000_000
 MOST_BYTES = 50_000_000
+# How the name of a picture begins.
+NAMED = "picture of "
 WRITE_IT_SO = f"write it as `{DATA_URL}png;base64,…`, of a whole {', '.join(FORMS)} of {MOST_PIXELS:,} pixels at most"
 
 
@@ -52,7 +54,7 @@ class Pictures:
             return value
         body = _body(url)
         width, height = _size(body)
-        reference = f"picture of {width} x {height}, sha256 {hashlib.sha256(body).hexdigest()}"
+        reference = f"{NAMED}{width} x {height}, sha256 {hashlib.sha256(body).hexdigest()}"
         self._urls[reference] = url
         return reference
 

@@ -14,6 +14,7 @@ from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.accuracy import asked_again, thought_without_answers
 from vllm_qualify.evidence.answers import Answer
 from vllm_qualify.evidence.measurement import UNUSABLE, in_words
+from vllm_qualify.evidence.pictures import NAMED
 from vllm_qualify.evidence.thinking import CUT, REPLIES, read_replies
 from vllm_qualify.judge.compare import BASELINE, answers_path, paired_gates
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
@@ -28,6 +29,8 @@ MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 
 ALL_FLIPS, ALL_CHARACTERS, ALL_BYTES = 2000, 20_000, 10_000_000
 # MMLU has 57 topics. A task with more of them has none to choose from.
 MOST_TOPICS, MOST_TOPIC_CHARACTERS = 100, 100
+# The fields of a document that are its question: ChartQA has `query`.
+ASKED = ("question", "query")
 # A question counts as right if more than this share of its answers was right.
 HALF = 0.5
 NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
@@ -379,11 +382,13 @@ def _flip(number: int, ours: _Said, theirs: _Said, most: int) -> Flip:
 
 
 def _asked(row: dict[str, Any], most: int) -> Excerpt:
-    """The question alone if the task has it; else the end of the prompt, where it follows the examples."""
+    """The question alone, with the names of its pictures, if the task has it; else the prompt's end, after the examples."""
     document = row.get("doc")
-    question = document.get("question") if isinstance(document, dict) else None
-    if isinstance(question, str):
-        return _begin(question, most)
+    fields = document if isinstance(document, dict) else {}
+    question = next((fields[name] for name in ASKED if isinstance(fields.get(name), str)), None)
+    if question is not None:
+        pictures = [value for value in fields.values() if isinstance(value, str) and value.startswith(NAMED)]
+        return _begin("\n".join([*pictures, question]), most)
     prompt = _text(row["arguments"]["gen_args_0"]["arg_0"])
     return _excerpt(prompt[-most:], prompt)
 
