@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates bench-scale chaos demo test test-quick test-pythons setup lock lint sbom
+.PHONY: bench bench-gates bench-scale chaos demo test test-quick test-pythons setup packages lock lint sbom
 
 QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 
@@ -20,8 +20,9 @@ bench-scale: setup
 bench: setup
 	.venv/bin/python -m infra.bench.verdict
 
-test: setup lint
-	bash infra/system-packages.sh
+# Packages come from the network, for which the cores need not wait.
+test:
+	$(MAKE) --jobs 2 lint packages
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone. Thorough ones are left out.
@@ -46,6 +47,9 @@ lint: setup
 
 setup:
 	bash infra/setup.sh
+
+packages:
+	bash infra/system-packages.sh
 
 lock:
 	bash infra/lock.sh

@@ -23,7 +23,14 @@ from vllm_qualify.engine.process import guarded, tail
 from vllm_qualify.errors import HostError
 from vllm_qualify.runs import judging
 
-pytest_plugins = ("tests.browser", "tests.s3", "tests.docker_engine", "tests.fleet.fixtures", "tests.qualified")
+pytest_plugins = (
+    "tests.browser",
+    "tests.s3",
+    "tests.docker_engine",
+    "tests.fleet.fixtures",
+    "tests.qualified",
+    "tests.warm_engine",
+)
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.

@@ -10,6 +10,7 @@ import pytest
 
 from tests.prefect_server import write_database
 from tests.s3 import BUCKET, Settings
+from tests.warm import warm_run
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.publish.stores import open_store
@@ -48,7 +49,17 @@ class Qualified:
 
 
 def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`."""
+    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`.
+
+    Of our own command, what it imports was imported before: see `warm_run`.
+    """
+    if command[0] == COMMAND:
+        return warm_run(home, *command[1:], **environment)
+    return run_cold(home, *command, **environment)
+
+
+def run_cold(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As `run`, as a new process."""
     return subprocess.run(
         command,
         capture_output=True,
@@ -90,7 +101,7 @@ def _of(engine: EngineEnvironment) -> dict[str, str]:
 def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo`, its store a directory."""
     home = tmp_path_factory.mktemp("approved")
-    return Qualified(run(home, COMMAND, "demo", **_of(engine)), home, f"file://{home}/store")
+    return Qualified(run_cold(home, COMMAND, "demo", **_of(engine)), home, f"file://{home}/store")
 
 
 @pytest.fixture(scope="session")
@@ -101,17 +112,17 @@ def on_a_server(_prefect_server: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def again(
-    engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    warm_engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Qualified:
     """`vllm-qualify demo` once more, with the same store."""
     home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
-    done = run(home, COMMAND, "demo", "--store", approved.store, **_of(engine), **on_a_server)
+    done = run(home, COMMAND, "demo", "--store", approved.store, **_of(warm_engine), **on_a_server)
     return Qualified(done, home, approved.store)
 
 
 @pytest.fixture(scope="session")
 def refused(
-    engine: EngineEnvironment,
+    warm_engine: EngineEnvironment,
     approved: Qualified,
     radosgw_settings: Settings,
     on_a_server: dict[str, str],
@@ -123,6 +134,6 @@ def refused(
         for name, value in radosgw_settings.items():
             patch.setenv(name, value)
         publish_run(approved.report, Run(folder=approved.folder), open_store(store))
-    environment = {**_of(engine), **radosgw_settings, **on_a_server}
+    environment = {**_of(warm_engine), **radosgw_settings, **on_a_server}
     done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **environment)
     return Qualified(done, home, store)

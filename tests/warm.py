@@ -13,14 +13,23 @@ import pytest
 from vllm_qualify.cli import main
 from vllm_qualify.engine.confinement import NO_STATISTICS
 
-SLOW = ["great_expectations.expectations", "scipy.stats", "pandas", "vllm_qualify.cli.commands"]
+# Not Prefect, which reads the environment when it is imported.
+SLOW = [
+    *("great_expectations.expectations", "scipy.stats", "pandas", "sqlalchemy", "docker"),
+    *(
+        "vllm_qualify.cli.commands",
+        "vllm_qualify.approval.actions",
+        "vllm_qualify.evidence.serving",
+        "vllm_qualify.runs.judging",
+    ),
+]
 LIMIT_S = 900.0
 FORKED = get_context("forkserver")
 FORKED.set_forkserver_preload(SLOW)
 
 
 def warm_run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As `tests.qualified.run` for the command without Prefect: its arguments, and what differs in its environment."""
+    """As `tests.qualified.run_cold` for the command: its arguments, and what differs in its environment."""
     with TemporaryDirectory(prefix="vllm-qualify-warm-") as folder, pytest.MonkeyPatch.context() as patch:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
         # The server that all are forked from is started with the first of them.

@@ -103,9 +103,9 @@ def said(rows: dict[str, Measurement]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def reports(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reports:
+def reports(warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """The catalog's recipe as it is, run whole: the report of each profile."""
-    return qualified("reference-chat", engine, on_a_server, tmp_path_factory, passes=True)
+    return qualified("reference-chat", warm_engine, on_a_server, tmp_path_factory, passes=True)
 
 
 def qualified(
@@ -143,7 +143,7 @@ def test_it_passes_chats_of_several_turns_and_a_trace_with_prefix_caching_on(rep
 
 
 def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits(
-    engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Of 17 blocks, two keep the system's prompt; the other chats take more than the rest between two turns of one."""
     folder = tmp_path_factory.mktemp("forgetful")
@@ -157,7 +157,7 @@ def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits
     document["accuracy"][0] |= {"num_questions": 40, "sampling": {"temperature": 0.5, "top_p": 0.95}, "samples_per_question": 2}
     document["gates"] = [document["gates"][0] | {"minimum": 0.5}]
     forgetful = str(write(document, folder / "forgetful.yaml"))
-    report = qualified(forgetful, engine, on_a_server, tmp_path_factory, passes=False)["chats"]
+    report = qualified(forgetful, warm_engine, on_a_server, tmp_path_factory, passes=False)["chats"]
     verdicts = {gate.gate.metric: gate.verdict for gate in report.judgement.gates}
     assert {metric: verdict for metric, verdict in verdicts.items() if verdict != "pass"} == {"prefix_hit_share": "fail"}
     assert {"exact_match", "later_turns_ttft_p50_ms"} <= verdicts.keys()
@@ -232,8 +232,11 @@ def test_a_copy_with_a_defect_fails_the_check_for_it(
     capabilities: list[Capability],
     own: set[str],
     others: set[str],
+    warm_engine: EngineEnvironment,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(warm_engine.python.parents[1]))
     model = variants.copied(MODEL, tmp_path / "model")
     defect(model)
     contract = Contract(capabilities=capabilities, not_asked=dict.fromkeys(CONTRACT, "of the whole model's test"))

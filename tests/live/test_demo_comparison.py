@@ -8,6 +8,7 @@ import pytest
 
 from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import Document, small, write
+from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.model import Report
@@ -142,9 +143,12 @@ def everything(tmp_path: Path) -> Document:
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_loads_in_turns_and_tasks_of_every_kind(approved: Qualified, everything: Document, tmp_path: Path, home: Path) -> None:
+def test_loads_in_turns_and_tasks_of_every_kind(
+    approved: Qualified, everything: Document, warm_engine: EngineEnvironment, tmp_path: Path, home: Path
+) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
-    done = run(home, COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(approved.folder))
+    command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(approved.folder))
+    done = run(home, *command, VLLM_QUALIFY_ENGINE=str(warm_engine.python.parents[1]))
     qualified = Qualified(done, home, f"file://{home}/store")
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "its load in turns" in done.stderr

@@ -53,7 +53,7 @@ def calls(folder: Path) -> Document:
 
 
 def test_groups_pass_one_gate_each_on_their_pooled_scores(
-    engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("group")
     (folder / "home").mkdir()
@@ -79,7 +79,7 @@ def test_groups_pass_one_gate_each_on_their_pooled_scores(
         {"metric": "acc", "task": "bfcl", "filter": "ast", "minimum": 0.6, "unit": "fraction"},
     ]
     home, path = furnished(folder / "home", tmp_path_factory), str(write(document, folder / "group.yaml"))
-    environment = {"VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])} | on_a_server
+    environment = {"VLLM_QUALIFY_ENGINE": str(warm_engine.python.parents[1])} | on_a_server
     done = run(home, COMMAND, "run", path, "--allow-code", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = [load_report(each) for each in (home / "runs").iterdir()]

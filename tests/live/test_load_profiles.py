@@ -49,7 +49,7 @@ Qualify = Callable[..., Qualified]
 
 
 @pytest.fixture(scope="module")
-def qualify(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Qualify:
+def qualify(warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Qualify:
     """Qualifies a small recipe, which a function changes first, in a home of its own."""
 
     def made(change: Callable[[Document, Path], None], *options: str, by: Sequence[str] = (COMMAND,)) -> Qualified:
@@ -59,7 +59,7 @@ def qualify(engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_fac
         recipe = str(write(document, home / "recipe.yaml"))
         store = f"file://{home}/store"
         command = (*by, "run", recipe, "--store", store, *options)
-        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(engine.python.parents[1]), **on_a_server)
+        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(warm_engine.python.parents[1]), **on_a_server)
         return Qualified(done, home, store)
 
     return made

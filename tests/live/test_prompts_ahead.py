@@ -79,9 +79,9 @@ def server() -> Iterator[Asked]:
 
 
 @pytest.fixture(scope="module")
-def client(engine: EngineEnvironment, server: Asked) -> Client:
+def client(warm_engine: EngineEnvironment, server: Asked) -> Client:
     url = f"http://127.0.0.1:{server.server_port}"
-    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    return Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
 
 
 @pytest.fixture(scope="module")

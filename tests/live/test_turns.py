@@ -94,10 +94,10 @@ def silent(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-def test_each_turn_has_all_that_was_said_before_it(engine: EngineEnvironment, server: Chats, tmp_path: Path) -> None:
+def test_each_turn_has_all_that_was_said_before_it(warm_engine: EngineEnvironment, server: Chats, tmp_path: Path) -> None:
     """The first repeat's prompts are made ahead; between the two, a load without turns is run."""
     url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    client = Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
     (tmp_path / "load").mkdir()
     single = LOAD.model_copy(update={"turns": 1, "num_prompts": 4})
     bodies: dict[int, list[dict[str, Any]]] = {}
