@@ -1,5 +1,7 @@
 """Recipes for tests, made from the catalog's reference recipe."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ Document = dict[str, Any]
 
 def reference() -> Document:
     """The catalog's reference recipe as a document, its paths absolute."""
-    document: Document = YAML(typ="safe").load((catalog_folder() / "reference.yaml").read_text())
+    return deepcopy(_reference(catalog_folder()))
+
+
+@cache
+def _reference(catalog: Path) -> Document:
+    document: Document = YAML(typ="safe").load((catalog / "reference.yaml").read_text())
     for variant in document["variants"].values():
         variant["model"] = _absolute(variant["model"])
         speculative = variant.get("server", {}).get("speculative-config", {})

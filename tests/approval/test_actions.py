@@ -156,12 +156,13 @@ def test_a_crash_leaves_the_old_state_or_the_new_one_and_a_rerun_completes_it(
     check_a_crash(whole, store, key, dies_at, after=after)
 
 
+@pytest.mark.s3
 @pytest.mark.thorough
-def test_a_crash_in_s3_is_completed_too(s3_url: str, tmp_path: Path, key: PrivateKey) -> None:
+def test_a_crash_in_s3_is_completed_too(radosgw_url: str, tmp_path: Path, key: PrivateKey) -> None:
     """Before a write a store is as it was after the one before."""
-    whole = two_published(f"{s3_url}/whole", tmp_path)
+    whole = two_published(f"{radosgw_url}/whole", tmp_path)
     for dies_at, after in [(1, False), *((number, True) for number in range(1, len(WRITES) + 1))]:
-        store = two_published(f"{s3_url}/{dies_at}-{after}", tmp_path)
+        store = two_published(f"{radosgw_url}/{dies_at}-{after}", tmp_path)
         check_a_crash(whole, store, key, dies_at, after=after)
 
 
