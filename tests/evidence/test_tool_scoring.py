@@ -1,10 +1,13 @@
 """Scores of tool calls by hand: BFCL's rule on made questions, and replies that mean harm."""
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
 
+from vllm_qualify.evidence.tools import questions
 from vllm_qualify.evidence.tools.questions import QuestionsError, asked, kind_of, request_of, rows_of
 from vllm_qualify.evidence.tools.scoring import RIGHT, fault, judged, scores, text_of
 
@@ -321,6 +324,40 @@ def test_questions_and_answers_in_lines_of_their_own_are_joined_by_their_id() ->
     question = {name: value for name, value in LINE.items() if name != "ground_truth"}
     other = LINE | {"id": "simple_2"}
     assert rows_of("\n".join(map(json.dumps, (question, other, answer)))) == rows_of(f"{json.dumps(LINE)}\n{json.dumps(other)}")
+
+
+class Files(BaseHTTPRequestHandler):
+    """BFCL's data of one question of each kind. Its files do not end with a line's end."""
+
+    def do_GET(self) -> None:
+        folder, _, kind = self.path.removesuffix(".json").rpartition("/BFCL_v4_")
+        name = f"{kind}_0"
+        lines = {
+            "": {field: value for field, value in LINE.items() if field != "ground_truth"} | {"id": name},
+            "/possible_answer": {"id": name, "ground_truth": LINE["ground_truth"]},
+        }
+        body = json.dumps(lines[folder]).encode()
+        self.send_response(404 if kind == "irrelevance" and folder else 200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+def test_the_leaderboards_own_data_is_downloaded_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HTTPServer(("127.0.0.1", 0), Files) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setattr(questions, "SOURCE", f"http://127.0.0.1:{server.server_port}")
+        rows = questions.load()["test"]
+        server.shutdown()
+        thread.join()
+    answers = {row["id"]: json.loads(row["ground_truth"]) for row in rows}
+    called = ("simple_python_0", "multiple_0", "parallel_0", "parallel_multiple_0")
+    assert answers == dict.fromkeys(called, LINE["ground_truth"]) | {"irrelevance_0": []}
+    assert [row["id"] for row in questions.only_parallel(rows)] == ["parallel_0"]
 
 
 def test_what_was_fetched_is_read_as_what_it_was_made_of() -> None:

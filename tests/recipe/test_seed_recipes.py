@@ -253,7 +253,7 @@ def test_all_of_gsm8k_is_asked_and_gated_on_the_filter_that_fits_the_model(name:
     first, *by_chat = recipe(name).accuracy
     assert (first.task, first.num_fewshot, first.num_questions, first.api) == ("gsm8k", 5, 1319, "completions")
     assert {task.api for task in by_chat} == {"chat"}
-    gated = [gate for gate in recipe(name).gates if gate.task not in ("mmlu_pro", "chartqa")]
+    gated = [gate for gate in recipe(name).gates if gate.task not in ("mmlu_pro", "chartqa", "bfcl")]
     absolute, *others = [gate for gate in gated if not (name == "llama-3.3-70b" and gate.bound == STRICT)]
     assert (absolute.metric, absolute.filter, absolute.bound) == ("exact_match", filter_, bound)
     against = {(gate.metric, gate.filter, gate.bound) for gate in others if gate.is_against_baseline}
@@ -268,6 +268,22 @@ def test_a_model_that_sees_is_gated_on_pictures_with_a_baseline_or_without(name:
     gates = {(gate.metric, gate.filter, gate.bound) for gate in recipe(name).gates if gate.task == "chartqa"}
     seen = {("relaxed_accuracy", "none", 0.6), ("relaxed_accuracy", "none", 0.015)}
     assert gates == {*seen, ("truncated_answers", None, 0.05)}
+
+
+@pytest.mark.parametrize("name", [name for name in catalog_names() if not name.startswith("reference")])
+def test_a_model_that_calls_tools_is_gated_on_its_calls(name: str) -> None:
+    found = recipe(name)
+    asked = [task for task in found.accuracy if task.task == "bfcl"]
+    gates = {(gate.metric, gate.filter, gate.bound) for gate in found.gates if gate.task == "bfcl"}
+    if "tools" not in found.capabilities:
+        assert (asked, gates) == ([], set())
+        return
+    assert [(task.api, task.stop, task.num_questions) for task in asked] == [("chat", [], 1240)]
+    assert gates == {("acc", "ast", 0.5), ("acc", "ast", 0.02)}
+    for gpu_type, variant, profile in found.cells(VLLM_VERSION):
+        ours = arguments(found, gpu_type, variant, profile)
+        assert ours["enable-auto-tool-choice"] is True
+        assert ours["tool-call-parser"]
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -161,7 +161,7 @@ class _Worker:
             with_extra = f"`pip install 'lm-eval[{extra}]'`" if extra else "install it"
             self._refuse(f"{self.job.task} needs a package that is not installed: {error}", f"{with_extra} where this runs")
         except questions.QuestionsError as error:
-            where = self.job.test.name if self.job.test else "the hub's data"
+            where = self.job.test.name if self.job.test else "its own data"
             self._refuse(f"{self.job.task} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
         except UnusablePictureError as error:
             place = f"{self.job.test.name}, " if self.job.test else ""

@@ -9,9 +9,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-REPOSITORY = "gorilla-llm/Berkeley-Function-Calling-Leaderboard"
+# The data that this project was tried with. The hub's data set is BFCL's version 3, in which some answers name no function.
+COMMIT = "6ea57973c7a6097fd7c5915698c54c17c5b1b6c8"
+SOURCE = f"https://raw.githubusercontent.com/ShishirPatil/gorilla/{COMMIT}/berkeley-function-call-leaderboard/bfcl_eval/data"
+DOWNLOAD_S = 60.0
 # The kinds of questions, by what their ids begin with: of those that fit, the longest one.
 Kind = Literal["simple", "multiple", "parallel", "parallel_multiple", "irrelevance"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -96,16 +100,16 @@ def called(name: str) -> str:
 
 
 def load(data_files: dict[str, str] | None = None, **_: object) -> dict[str, Any]:
-    """The data set of all kinds: from a local file, or from the hub.
+    """The data set of all kinds: from a local file, or BFCL's own.
 
     Raises:
         QuestionsError: a line is no question, or its answer is missing.
-        OSError, httpx.HTTPError: the file cannot be read, or the hub gave none.
+        OSError, httpx.HTTPError: the file cannot be read, or BFCL's could not be had.
     """
     from datasets import Dataset
 
     if data_files is None:
-        return {"test": Dataset.from_list(_from_hub())}
+        return {"test": Dataset.from_list(rows_of("\n".join(map(_downloaded, files()))))}
     return {split: Dataset.from_list(rows_of(Path(path).read_text(encoding="utf-8"))) for split, path in data_files.items()}
 
 
@@ -173,14 +177,16 @@ def _check(line: Line, where: str) -> None:
             schema_of(parameter, f"{where}: {function.name}: {name}")
 
 
-def _from_hub() -> list[dict[str, str]]:
-    """BFCL's questions of all kinds. The names are those of the hub's version 3."""
-    from huggingface_hub import hf_hub_download
+def files() -> list[str]:
+    """BFCL's own files of these kinds: first those with questions, then those with the right calls."""
+    names = ["simple_python" if kind == "simple" else kind for kind in KINDS]
+    answered = [name for name in names if name != UNANSWERABLE]
+    return [f"BFCL_v4_{name}.json" for name in names] + [f"possible_answer/BFCL_v4_{name}.json" for name in answered]
 
-    files = [f"BFCL_v3_{kind}.json" for kind in KINDS]
-    answers = [f"possible_answer/BFCL_v3_{kind}.json" for kind in KINDS if kind != UNANSWERABLE]
-    paths = [Path(hf_hub_download(REPOSITORY, name, repo_type="dataset")) for name in (*files, *answers)]
-    return rows_of("\n".join(path.read_text(encoding="utf-8") for path in paths))
+
+def _downloaded(name: str) -> str:
+    reply = httpx.get(f"{SOURCE}/{name}", timeout=DOWNLOAD_S, follow_redirects=True)
+    return reply.raise_for_status().text
 
 
 def only_simple(questions: Any) -> Any:
