@@ -95,7 +95,14 @@ class Asked(NamedTuple):
             about[f"{self.metric},{filter_name}"] = sum(given) / len(given)
             about[f"{self.metric}_stderr,{filter_name}"] = "N/A"
         config = results["configs"].pop("gsm8k") | {"task": name} | self.config
+        settings = self.task.settings
+        arguments = results["config"]["model_args"] | {
+            "base_url": f"http://127.0.0.1:8000/v1/{'chat/' if settings.api == 'chat' else ''}completions",
+            "max_gen_toks": settings.max_gen_toks or 256,
+        }
         return results | {
+            "config": results["config"] | {"model_args": arguments, "gen_kwargs": self.task.gen_kwargs or None},
+            "system_instruction": settings.system_prompt,
             "results": {name: about},
             "configs": {name: config},
             "versions": {name: self.version},
@@ -107,7 +114,8 @@ class Asked(NamedTuple):
 
     def _row(self, question: int, reply: Reply, score: float, filter_name: str) -> Document:
         prompt = f"{self.prompt}: the one at place {question}?\nAnswer:"
-        generation = captured_results()["configs"]["gsm8k"]["generation_kwargs"]
+        config = captured_results()["configs"]["gsm8k"] | self.config
+        generation = config["generation_kwargs"]
         row = {
             "doc_id": question,
             "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},

@@ -468,7 +468,8 @@ def test_what_the_recipe_says_of_asking_arrives_at_the_server(at_once: int, tmp_
         assert request["stop"] == ["Question:", "</s>", "<|im_end|>"]
     assert by_filter(folder, plan)[STRICT].value == 1.0
     # A host that asked otherwise than it planned is found out by lm-eval's own file.
-    warmer = plan.settings.model_copy(update={"sampling": Sampling(temperature=0.7)})
+    warmth = settings["sampling"].model_copy(update={"temperature": 0.7})
+    warmer = plan.settings.model_copy(update={"sampling": warmth})
     assert "temperature was 0.6 in r1-b1, and 0.7 is planned" in (
         parse_task(folder, plan.model_copy(update={"settings": warmer}), LEVELS)[0].invalid_because or ""
     )

@@ -1,6 +1,7 @@
 """Answers: which questions are asked when, what lm-eval's captured files say of each, and that bad ones are refused."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -468,3 +469,62 @@ def test_other_settings_of_the_same_files_are_not_what_was_parsed(folder: Path) 
     fewer = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"num_questions": 4})})
     with pytest.raises(UNUSABLE):
         read_answers(folder, fewer)
+
+
+# --- lm-eval's own record of how it asked
+
+CONFIG = ("configs", "gsm8k", "generation_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("where", "recorded", "message"),
+    [
+        (("config", "model_args", "max_gen_toks"), 4096, "max_gen_toks was 4096 in r1-b2, and 48 is planned"),
+        (("config", "model_args", "max_gen_toks"), None, "max_gen_toks was None in r1-b2, and 48 is planned"),
+        (
+            ("config", "model_args", "base_url"),
+            "http://h/v1/chat/completions",
+            "api was chat in r1-b2, and completions is planned",
+        ),
+        (("system_instruction",), "Think hard.", "system_prompt was Think hard. in r1-b2, and None is planned"),
+        ((*CONFIG, "max_gen_toks"), 4096, "max_gen_toks was 4096 in r1-b2, and 48 is planned"),
+        ((*CONFIG, "max_tokens"), 4096, "max_tokens was 4096 in r1-b2, and 48 is planned"),
+    ],
+)
+def test_evidence_that_was_asked_otherwise_by_its_own_record_is_refused(
+    folder: Path, where: tuple[str, ...], recorded: object, message: str
+) -> None:
+    path = next((folder / "r1-b2").glob("results_*"))
+    results = json.loads(path.read_text())
+    inner = results
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = recorded
+    path.write_text(json.dumps(results))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_answers(folder, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("planned", "name", "recorded"),
+    [
+        ({"stop": ["END"]}, "until", ["Question:"]),
+        ({"api": "chat", "chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", None),
+        ({"max_gen_toks": 48}, "max_gen_toks", 4096),
+    ],
+)
+def test_so_is_a_single_request_that_was_made_otherwise(
+    tmp_path: Path, planned: dict[str, Any], name: str, recorded: object
+) -> None:
+    """The record of the run is as planned, and the samples are not."""
+    task = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update=planned)})
+    asked = Asked(task, 12, config={"generation_kwargs": {"temperature": 0.0} | task.gen_kwargs})
+    asked.write(tmp_path / "gsm8k", right_but([]))
+    read_answers(tmp_path / "gsm8k", task)
+    path = next((tmp_path / "gsm8k" / "r1-b2").glob("samples_*"))
+    first, *rest = path.read_text().splitlines(keepends=True)
+    row = json.loads(first)
+    row["arguments"]["gen_args_0"]["arg_1"][name] = recorded
+    path.write_text(json.dumps(row) + "\n" + "".join(rest))
+    with pytest.raises(ValueError, match=f"{name} was .* in r1-b2, and .* is planned"):
+        read_answers(tmp_path / "gsm8k", task)

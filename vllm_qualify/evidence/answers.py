@@ -20,7 +20,7 @@ from vllm_qualify.evidence.tools import questions
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Share
-from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.workload import USUAL_TOKENS, Accuracy
 
 BLOCKS, LEAST_BLOCK = 5, 2
 # The share of a task's questions that may be copies of others.
@@ -29,6 +29,8 @@ COPIES_ALLOWED = 0.05
 MOST_QUESTIONS = 1_000_000
 # A run has some 50 blocks, and its baseline one file.
 STEPS = Memory(files=128)
+# The end of the address that chats go to, and lm-eval's names of the longest reply, as a task may say it.
+CHATS, LONGEST = "/chat/completions", ("max_tokens", "max_gen_toks")
 # The fields of a document that say what a question is about: MMLU has `subject`, MMLU-Pro `category`.
 TOPICS = ("subject", "category", "topic")
 
@@ -273,9 +275,13 @@ def _parse_step(
     results, asked = json.loads(bodies[0]), _asked(step, task, reply)
     if reply.members and results["results"].keys() != {each.task for each in asked}:
         raise ValueError(f"the results of {step.folder} are not of the members that it asked")
+    _check_run(results, task, step)
     for each in asked:
-        _check_asked_so(results["configs"][each.task].get("generation_kwargs") or {}, task.gen_kwargs, step)
-    parsed = [_parse_part(results, body, path, step, each) for body, path, each in zip(bodies[1:], paths, asked, strict=True)]
+        if results["configs"][each.task]["output_type"] == GENERATES:
+            _check_asked_so(results["configs"][each.task].get("generation_kwargs") or {}, task, step)
+    parsed = [
+        _parse_part(results, body, path, task, step, each) for body, path, each in zip(bodies[1:], paths, asked, strict=True)
+    ]
     if len({frozenset(answer.scores) for _, answers in parsed for answer in answers}) != 1:
         raise ValueError(f"the members in {step.folder} were not scored alike")
     heads = [head for head, _ in parsed]
@@ -285,7 +291,7 @@ def _parse_step(
 
 
 def _parse_part(
-    results: dict[str, Any], samples: bytes, path: Path, step: QuestionBlock, asked: _Asked
+    results: dict[str, Any], samples: bytes, path: Path, task: TaskPlan, step: QuestionBlock, asked: _Asked
 ) -> tuple[Head, list[Answer]]:
     rows = [(number, json.loads(line)) for number, line in _lines(samples)]
     result = results["results"][asked.task]
@@ -297,6 +303,7 @@ def _parse_part(
         _check_complete([row for _, row in by_filter[name]], asked, results["n-samples"][asked.task], where, name)
     for _, row in rows:
         _check_hashes(row)
+        _check_request(row, task, step)
     if says_tools(results["configs"][asked.task].get("metadata")):
         for _, row in rows:
             _check_tools(row)
@@ -311,8 +318,43 @@ def _parse_part(
     return head, answers
 
 
-def _check_asked_so(asked: dict[str, Any], planned: dict[str, Any], step: QuestionBlock) -> None:
-    """Check that the requests were made as the plan says: how tokens are chosen, and what the chat's template gets."""
+def _check_request(row: dict[str, Any], task: TaskPlan, step: QuestionBlock) -> None:
+    """Check the arguments of a question's own requests, as lm-eval's samples have them. Likelihoods have none."""
+    for request in row["arguments"].values():
+        if isinstance(asked := request.get("arg_1"), dict):
+            _check_asked_so(asked, task, step)
+
+
+def _check_run(results: dict[str, Any], task: TaskPlan, step: QuestionBlock) -> None:
+    """Check lm-eval's record of the whole run: where requests went, how long a reply may be, the system's turn, and all that
+    went over the task's own way of asking.
+    """
+    arguments, settings = results["config"]["model_args"], task.settings
+    asked = {
+        "api": "chat" if str(arguments["base_url"]).endswith(CHATS) else "completions",
+        "max_gen_toks": arguments["max_gen_toks"],
+        "system_prompt": results["system_instruction"],
+    }
+    planned = {
+        "api": settings.api,
+        "max_gen_toks": settings.max_gen_toks or USUAL_TOKENS,
+        "system_prompt": settings.system_prompt,
+    }
+    sent = {name: value for name, value in (results["config"]["gen_kwargs"] or {}).items() if name not in LONGEST}
+    _check_same(asked | sent, dict.fromkeys(sent) | planned | task.gen_kwargs, step)
+
+
+def _check_asked_so(asked: dict[str, Any], task: TaskPlan, step: QuestionBlock) -> None:
+    """Check that requests were made as the plan says: how tokens are chosen, what the chat's template gets, what ends a reply.
+
+    A longest reply of the task's own goes over that of the run, unless the plan has one. In older plans 256 meant none.
+    """
+    longest = task.settings.max_gen_toks
+    own = () if longest in (None, USUAL_TOKENS) else (name for name in LONGEST if name in asked)
+    _check_same(asked, task.gen_kwargs | dict.fromkeys(own, longest), step)
+
+
+def _check_same(asked: dict[str, Any], planned: dict[str, Any], step: QuestionBlock) -> None:
     if other := sorted(name for name in planned if asked.get(name) != planned[name]):
         raise ValueError(f"{other[0]} was {asked.get(other[0])} in {step.folder}, and {planned[other[0]]} is planned")
 
