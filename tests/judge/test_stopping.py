@@ -125,6 +125,19 @@ def test_nothing_is_decided_before_all_samples_are_there(evidence: Path, gate: G
         assert decided(plan, evidence) is is_over
 
 
+def test_what_is_asked_beyond_the_samples_is_no_further_look_at_the_score(evidence: Path) -> None:
+    """Two samples are right, and those that a comparison asks for later are all wrong."""
+    warm = {"sampling": Sampling(temperature=0.7), "samples_per_question": 2}
+    task = task_plan(SETTINGS.model_copy(update=warm), repetitions=4)
+    asked = Asked(task, AVAILABLE, config={"generation_kwargs": {"temperature": 0.7}})
+    plan = cell_plan([score_gate(0.5)], accuracy=[task])
+    ask(evidence, lambda _, repetition: RIGHT if repetition <= 2 else WRONG, 3 * BLOCKS, asked)
+    rows = {row.filter or row.metric: row for row in parse_unfinished("accuracy", plan, evidence)}
+    assert rows[STRICT].value == 1.0
+    looped = rows["looping_answers"]
+    assert (looped.value, looped.sample_count) == (0.0, 40)
+
+
 def test_a_waived_gate_that_surely_fails_decides_nothing(evidence: Path) -> None:
     failing, undecided = score_gate(0.95, FLEXIBLE), score_gate(0.9)
     ask(evidence, lambda *_: Reply(1.0, flexible=0.0), steps=1)
