@@ -23,7 +23,7 @@ bench: setup
 # Packages come from the network, for which the cores need not wait.
 test:
 	$(MAKE) --jobs 2 lint packages
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
+	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25
 
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone. Thorough ones are left out.
 test-quick:
