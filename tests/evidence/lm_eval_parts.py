@@ -339,10 +339,11 @@ PARTS: list[Callable[[], None]] = [
 ]
 
 
-def _line_of(error: Exception) -> str:
-    """The last line of this project that was run, which names what it relies on."""
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "lm_eval_" in Path(frame.filename).name]
-    return str(ours[-1].line) if ours else ""
+def _place_of(error: Exception) -> str:
+    """The last line of this project that was run, which names what it relies on, and the function that raised the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "lm_eval_" in Path(frame.filename).name]
+    return f"at `{ours[-1].line if ours else ''}`, in {frames[-1].name}"
 
 
 def main(arguments: list[str]) -> None:
@@ -358,7 +359,7 @@ def main(arguments: list[str]) -> None:
             part()
         # Whatever a moved part raises is the finding.
         except Exception as error:
-            problems[part.__name__] = f"{type(error).__name__}: {error}"[:500] + f" at `{_line_of(error)}`"
+            problems[part.__name__] = f"{type(error).__name__}: {error}"[:500] + f" {_place_of(error)}"
     print(json.dumps({"lm_eval": importlib.metadata.version("lm-eval"), "problems": problems}))
 
 
