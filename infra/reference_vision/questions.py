@@ -26,7 +26,7 @@ COLOURS = {
     "purple": (160, 32, 240),
 }
 WRITTEN_SEED = 2024
-CHARTS, SUMS = 400, 100
+CHARTS, PROMPTS = 400, 128
 # What lm-eval's task chartqa asks after each question.
 INSTRUCTION = """
 Analyze the image and question carefully, using step-by-step reasoning.
@@ -144,9 +144,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     sums = [addition(one, other) for one in range(10) for other in range(10)]
+    pairs = random.Random(WRITTEN_SEED).sample(range(len(sums) ** 2), PROMPTS)
     rows = {
         "charts": map(_row, written()),
-        "sums": ({"question": asked.query, "answer": reply(asked)} for asked in sums[:SUMS]),
+        "sums": ({"question": asked.query, "answer": reply(asked)} for asked in sums),
+        # A load's prompts must differ. Two sums in one are answered with text, which random tokens are not.
+        "load": ({"prompt": f"Question: {sums[pair // 100].query} {sums[pair % 100].query}\nAnswer:"} for pair in pairs),
     }
     for name, lines in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

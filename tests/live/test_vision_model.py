@@ -35,6 +35,8 @@ def recipe(folder: Path, model: Path) -> Path:
     for task in document["accuracy"]:
         task |= {"num_questions": QUESTIONS, "sequential": False}
         task["questions"] = {"test": str(catalog_folder() / task["questions"]["test"])}
+    load = document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"]
+    load["prompts"] = str(catalog_folder() / load["prompts"])
     return write(document, folder / "mine.yaml")
 
 
