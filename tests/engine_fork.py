@@ -60,6 +60,8 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
                     continue
                 length, files, _, _ = socket.recv_fds(requests, 8, 64)
                 if not length:
+                    for pid in lines:
+                        kill(pid, signal.SIGKILL)
                     return None
                 asked = json.loads(exactly(requests, int.from_bytes(length, "big")))
                 line = socket.socket(fileno=files[0])
