@@ -24,6 +24,7 @@ from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.accuracy import loading, prepare_task
 from vllm_qualify.evidence.answers import Answered, read_answers
 from vllm_qualify.evidence.data import fetch
+from vllm_qualify.evidence.pictures import Pictures, UnusablePictureError
 from vllm_qualify.evidence.thinking import read_replies
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.loading import catalog_folder
@@ -224,6 +225,14 @@ def test_a_picture_that_is_none_is_refused_with_its_place(image: str, message: s
     assert "chartqa cannot be asked: test.jsonl, " in str(error)
     assert message in str(error)
     assert "write it as `data:image/png;base64,…`" in (error.remedy or "")
+
+
+def test_no_file_of_this_machine_becomes_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "mine.png").write_bytes(RED)
+    for body in (None, "text"):
+        question = {"image": {"bytes": body, "path": str(tmp_path / "mine.png")}}
+        with pytest.raises(UnusablePictureError, match="question 1: a picture has no bytes, only a path or a text"):
+            list(Pictures().taken_from([question]))
 
 
 @pytest.mark.parametrize(

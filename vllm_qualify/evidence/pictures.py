@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 # How a picture is written in a file of local questions, and how a chat sends it.
@@ -98,15 +97,17 @@ def with_urls(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def url_of(value: Any) -> str | None:
-    """A picture as a data URL; None if the value is none. The hub's data has its bytes, or the path of its file.
+    """A picture as a data URL; None if the value is none. The hub's data has its bytes.
 
-    Raises UnusablePictureError.
+    Raises UnusablePictureError, also if there is only the path of a file: a question could name any file of this machine.
     """
     if isinstance(value, str):
         return value if value.startswith(DATA_URL) else None
     if not (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
         return None
-    body = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+    body = value["bytes"]
+    if not isinstance(body, bytes):
+        raise UnusablePictureError("a picture has no bytes, only a path or a text")
     return f"{DATA_URL}{_form(body).lower()};base64,{base64.b64encode(body).decode()}"
 
 
