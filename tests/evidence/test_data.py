@@ -71,10 +71,6 @@ def test_members_of_a_group_that_share_their_data_are_fetched_at_once(tmp_path: 
     means = {"aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}]}
     YAML(typ="safe").dump(group | means, folder / "all_sums.yaml")
     assert fetch(plan("all_sums", folder), tmp_path / "sums").questions == 7
-    write_task(folder, "long_sums", QUESTIONS[:2])
-    with pytest.raises(RecipeError, match="have data of their own each"):
-        fetch(plan("all_sums", folder), tmp_path / "others")
-    assert not (tmp_path / "others").exists()
 
 
 def test_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:

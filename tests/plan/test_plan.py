@@ -324,6 +324,17 @@ def test_questions_that_are_not_there_are_named_before_anything_starts(document:
         select(loaded(document), Choice(), CPU)
 
 
+def test_a_folder_of_questions_is_planned_and_one_with_a_link_refused(document: Document, tmp_path: Path) -> None:
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    (folder / "gsm8k.jsonl").write_text("{}\n")
+    document["accuracy"][0]["questions"]["test"] = str(folder)
+    select(loaded(document), Choice(), CPU)
+    (folder / "link.jsonl").symlink_to("/etc/passwd")
+    with pytest.raises(CallerError, match=r"'link\.jsonl' is a link"):
+        select(loaded(document), Choice(), CPU)
+
+
 def test_an_engine_without_vllm_is_reported(document: Document, engine: EngineEnvironment) -> None:
     engine.python.write_text('#!/bin/sh\necho \'{"python": "3.11", "packages": {}, "record_sha256": null}\'\n')
     with pytest.raises(HostError, match="no vLLM"):

@@ -387,6 +387,20 @@ def test_the_content_of_the_questions_counts_and_not_their_place(plan: CellPlan,
     assert stage_key("accuracy", other) != stage_key("accuracy", plan)
 
 
+def test_all_files_of_a_folder_of_questions_count_with_their_names(plan: CellPlan, tmp_path: Path) -> None:
+    def key(name: str, **files: str) -> str:
+        (tmp_path / name).mkdir()
+        for task, text in files.items():
+            (tmp_path / name / f"{task}.jsonl").write_text(text)
+        return stage_key("accuracy", of_task(questions=[tmp_path / name])(plan))
+
+    first = key("first", anatomy="1", virology="2")
+    assert key("moved", anatomy="1", virology="2") == first
+    others = [key("swapped", anatomy="2", virology="1"), key("changed", anatomy="1", virology="3"), key("fewer", anatomy="1")]
+    others += [key("more", anatomy="1", virology="2", law=""), key("joined", anatomy="1virology2")]
+    assert len({first, *others}) == 6
+
+
 def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None:
     (task,) = plan.accuracy
     establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})

@@ -25,6 +25,7 @@ def data_fetch(
     """Fetch the data of a recipe's tasks as files, for hosts without a hub, and show the lines that name them in the recipe."""
     from vllm_qualify.errors import CallerError
     from vllm_qualify.evidence.data import fetch
+    from vllm_qualify.plan.questions import SUFFIX
     from vllm_qualify.plan.workload import task_plan
     from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
@@ -39,7 +40,8 @@ def data_fetch(
         into = to / each.task
         reply = fetch(task_plan(loaded, each, None, []), into)
         typer.echo(f"{each.task}: {reply.questions:,} questions" + (f", {reply.shots:,} examples" if reply.shots else ""))
-        shots = f", shots: {into / 'shots.jsonl'}" if reply.shots else ""
-        typer.echo(f"  questions: {{test: {into / 'test.jsonl'}{shots}}}")
+        suffix = "" if reply.members else SUFFIX
+        shots = f", shots: {into / f'shots{suffix}'}" if reply.shots else ""
+        typer.echo(f"  questions: {{test: {into / f'test{suffix}'}{shots}}}")
         if not reply.shots and each.num_fewshot:
             typer.echo("  # it draws its examples from its questions, or has its own: without own ones set num_fewshot to 0")

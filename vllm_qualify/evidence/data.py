@@ -4,12 +4,22 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vllm_qualify.engine.letter_box import read_plain, write_plain
+from vllm_qualify.engine.letter_box import copy_matching, copy_plain, read_plain, write_plain
 from vllm_qualify.engine.process import await_result, guarded, tail
 from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
 from vllm_qualify.evidence.accuracy import STAGE, surroundings
-from vllm_qualify.evidence.data_worker import ORDER, REPLY, SHOTS, TEST, DataReply, Order
+from vllm_qualify.evidence.data_worker import (
+    ORDER,
+    REPLY,
+    SHOTS,
+    SHOTS_FOLDER,
+    TEST,
+    TEST_FOLDER,
+    DataReply,
+    Order,
+)
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.plan.questions import SUFFIX
 
 WORKER = "vllm_qualify.evidence.data_worker"
 LIMIT_S = 3600.0
@@ -17,6 +27,8 @@ LIMIT_S = 3600.0
 
 def fetch(task: TaskPlan, into: Path) -> DataReply:
     """Write the task's questions as JSON lines into a new folder `into`, and the solved examples that it draws from its data.
+
+    Where each task of a group has data of its own, there is a folder for each of the two, with a file for each task.
 
     Raises:
         CallerError: there is something at `into`, or where its files are put together.
@@ -32,7 +44,7 @@ def fetch(task: TaskPlan, into: Path) -> DataReply:
         reply = _reply(task, letter_box, log)
         _check(reply, task.name, log)
         with writing(str(into)):
-            _copy(letter_box, into)
+            _copy(letter_box, reply, into)
     return reply
 
 
@@ -67,11 +79,19 @@ def _part(into: Path) -> Path:
     return into.with_name(f"{into.name}.part")
 
 
-def _copy(letter_box: Path, into: Path) -> None:
+def _copy(letter_box: Path, reply: DataReply, into: Path) -> None:
     """Copy the files, so that the folder is there only if all of them are."""
     part = _part(into)
     part.mkdir(parents=True)
-    for name in (TEST, SHOTS):
-        if (body := read_plain(letter_box / name)) is not None:
-            (part / name).write_bytes(body)
+    if reply.members:
+        _copy_folders(letter_box, reply, part)
+    else:
+        for name in (TEST, SHOTS):
+            copy_plain(letter_box / name, part / name)
     part.replace(into)
+
+
+def _copy_folders(letter_box: Path, reply: DataReply, part: Path) -> None:
+    for name in (TEST_FOLDER,) if reply.shots is None else (TEST_FOLDER, SHOTS_FOLDER):
+        (part / name).mkdir()
+        copy_matching(letter_box / name, part / name, [f"{member}{SUFFIX}" for member in reply.members])

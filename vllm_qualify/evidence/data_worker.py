@@ -17,10 +17,13 @@ import httpx
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
 from vllm_qualify.evidence.pictures import UnusablePictureError, with_urls
+from vllm_qualify.plan.questions import SUFFIX
 from vllm_qualify.recipe.values import CountOrNone, Frozen, TaskName
 
 ORDER, REPLY = "order.json", "data.json"
-TEST, SHOTS = "test.jsonl", "shots.jsonl"
+# The names of the files; without their suffix, of the folders where each task of a group has data of its own.
+TEST, SHOTS = f"test{SUFFIX}", f"shots{SUFFIX}"
+TEST_FOLDER, SHOTS_FOLDER = "test", "shots"
 
 
 class Order(Frozen):
@@ -33,12 +36,13 @@ class Order(Frozen):
 class DataReply(Frozen):
     """How many questions and solved examples were written; or why none could be, and the remedy.
 
-    `shots` is None if the task draws its examples from the questions, or has its own. `hub_failed` is whether the hub, or what
-    lies between, is the cause.
+    `shots` is None if the task draws its examples from the questions, or has its own. With `members`, each task of the group
+    has data of its own, and a file in a folder. `hub_failed` is whether the hub, or what lies between, is the cause.
     """
 
     questions: CountOrNone = 0
     shots: CountOrNone | None = None
+    members: tuple[TaskName, ...] = ()
     problem: str = ""
     remedy: str = ""
     hub_failed: bool = False
@@ -55,9 +59,11 @@ def main(letter_box: Path) -> None:
 
 def _reply(order: Order, letter_box: Path) -> DataReply:
     try:
-        asked, solved = _data_of(order.task, _loaded(order))
-        questions = _write(letter_box / TEST, asked, order.task)
-        shots = None if solved is None else _write(letter_box / SHOTS, solved, order.task)
+        tasks = _loaded(order)
+        if _share_data(tasks):
+            one = next(iter(tasks.values()))
+            return _written(order.task, one, letter_box / TEST, letter_box / SHOTS)
+        return _written_apart(tasks, letter_box / TEST_FOLDER, letter_box / SHOTS_FOLDER)
     except _RefusedError as error:
         problem, remedy = error.args
         return DataReply(problem=problem, remedy=remedy)
@@ -65,7 +71,6 @@ def _reply(order: Order, letter_box: Path) -> DataReply:
         return DataReply(problem=error.problem, remedy=error.remedy)
     except (OSError, httpx.HTTPError) as error:
         return DataReply(problem=f"{order.task}: {error}".strip()[:500], hub_failed=True)
-    return DataReply(questions=questions, shots=shots)
 
 
 def _loaded(order: Order) -> dict[str, Any]:
@@ -76,15 +81,29 @@ def _loaded(order: Order) -> dict[str, Any]:
     return internals.load(found, order.task)
 
 
-def _data_of(name: str, tasks: dict[str, Any]) -> tuple[Iterable[Any], Iterable[Any] | None]:
-    """The data of the questions and of the examples, as they were before the task prepared them."""
-    first, *others = tasks.values()
-    if any(internals.source_of(other) != internals.source_of(first) for other in others):
-        members = ", ".join(list(tasks)[:3])
-        raise _RefusedError(f"the tasks of {name} have data of their own each", f"name one of them: {members}, …")
-    asked, solved = internals.splits_of(first)
-    examples = None if solved in (None, asked) else internals.undecoded(first.dataset[solved])
-    return internals.undecoded(first.dataset[asked]), examples
+def _share_data(tasks: dict[str, Any]) -> bool:
+    first, *others = map(internals.source_of, tasks.values())
+    return all(other == first for other in others)
+
+
+def _written(name: str, task: Any, test: Path, shots: Path) -> DataReply:
+    """Write the data of the questions and of the examples, as they were before the task prepared them."""
+    asked, solved = internals.splits_of(task)
+    questions = _write(test, internals.undecoded(task.dataset[asked]), name)
+    if solved in (None, asked):
+        return DataReply(questions=questions)
+    return DataReply(questions=questions, shots=_write(shots, internals.undecoded(task.dataset[solved]), name))
+
+
+def _written_apart(tasks: dict[str, Any], test: Path, shots: Path) -> DataReply:
+    """As `_written`, each task into files of its name in two folders."""
+    test.mkdir()
+    shots.mkdir()
+    each = [_written(name, task, test / f"{name}{SUFFIX}", shots / f"{name}{SUFFIX}") for name, task in tasks.items()]
+    solved = [reply.shots for reply in each if reply.shots is not None]
+    return DataReply(
+        questions=sum(reply.questions for reply in each), shots=sum(solved) if solved else None, members=tuple(tasks)
+    )
 
 
 def _write(path: Path, rows: Iterable[Any], task: str) -> int:

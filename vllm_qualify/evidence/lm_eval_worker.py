@@ -30,6 +30,7 @@ from vllm_qualify.evidence.members import Member, config_hash, parts_of
 from vllm_qualify.evidence.pictures import WRITE_IT_SO, Pictures, UnusablePictureError
 from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
 from vllm_qualify.evidence.tools import questions, scoring
+from vllm_qualify.plan.questions import SUFFIX, file_of
 from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
 from vllm_qualify.recipe.workload import SEEDS, USUAL_TOKENS
 
@@ -41,7 +42,10 @@ GENERATES = "generate_until"
 
 
 class Job(Frozen):
-    """What is asked, of which server, and how. `test` and `shots` are local questions that replace the task's own."""
+    """What is asked, of which server, and how.
+
+    `test` and `shots` are local questions that replace the task's own: a file, or a folder with a file for each task.
+    """
 
     task: str
     api: Literal["completions", "chat"]
@@ -127,6 +131,8 @@ class _Worker:
         internals.keep_templates()
         self._seed()
         self.found = self._find()
+        # The task whose questions are being read; empty while all are.
+        self.reading = ""
         self.members: list[Member] = []
         with self._refusing_what_lacks():
             self._prepare()
@@ -134,7 +140,8 @@ class _Worker:
     def _prepare(self) -> None:
         self.tasks = self._load()
         self._check_tasks()
-        for task in self.tasks.values():
+        for name, task in self.tasks.items():
+            self.reading = name
             if self.pictures:
                 internals.take_pictures(task, self.pictures)
             internals.keep_questions(task)
@@ -161,10 +168,10 @@ class _Worker:
             with_extra = f"`pip install 'lm-eval[{extra}]'`" if extra else "install it"
             self._refuse(f"{self.job.task} needs a package that is not installed: {error}", f"{with_extra} where this runs")
         except questions.QuestionsError as error:
-            where = self.job.test.name if self.job.test else "its own data"
+            where = self._place or "its own data"
             self._refuse(f"{self.job.task} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
         except UnusablePictureError as error:
-            place = f"{self.job.test.name}, " if self.job.test else ""
+            place = f"{self._place}, " if self.job.test else ""
             self._refuse(f"{self.job.task} cannot be asked: {place}{error}", WRITE_IT_SO)
         except (KeyError, UndefinedError, DatasetGenerationError) as error:
             if not self.job.test:
@@ -172,9 +179,30 @@ class _Worker:
             why = error.__cause__ or error
             what = f"{type(why).__name__}: {why}".strip().splitlines()[0][:300]
             self._refuse(
-                f"{self.job.task} does not find its fields in {self.job.test.name}: {what}",
+                f"{self.job.task} does not find its fields in {self._place}: {what}",
                 "write JSON lines with the fields of the task's own data; if there are shots, both files have the same ones",
             )
+
+    @property
+    def _place(self) -> str:
+        """The file of local questions that is at fault, and its folder if the task has one; empty if there is neither."""
+        given = self.job.test
+        if given is None or not given.is_dir():
+            return given.name if given else ""
+        at = self.reading or self._unreadable()
+        return f"{given.name}/{at}{SUFFIX}" if at else given.name
+
+    def _unreadable(self) -> str:
+        """The first task of a group that cannot be loaded by itself; empty if all can."""
+        from datasets.exceptions import DatasetGenerationError
+        from jinja2 import UndefinedError
+
+        for name in self.found.names:
+            try:
+                self.found.manager.load([name])
+            except (KeyError, UndefinedError, DatasetGenerationError, questions.QuestionsError):
+                return name
+        return ""
 
     @property
     def _first(self) -> Any:
@@ -277,21 +305,37 @@ class _Worker:
 
     def _check_local_questions(self, tasks: dict[str, Any]) -> None:
         for name, task in tasks.items():
-            if not self.job.shots and internals.needs_shots(task, self.job.num_fewshot):
-                self._refuse(f"{name} needs solved examples", "give them as questions.shots, or set num_fewshot to 0")
+            if not file_of(self.job.shots, name) and internals.needs_shots(task, self.job.num_fewshot):
+                place = f" as {self.job.shots / name}{SUFFIX}" if self.job.shots else " as questions.shots"
+                self._refuse(f"{name} needs solved examples", f"give them{place}, or set num_fewshot to 0")
+
+    def _check_files(self, folder: Path | None, *, all_needed: bool) -> None:
+        """Refuse a folder with files of other tasks, or, where all tasks need one, without some."""
+        if folder is None or not folder.is_dir():
+            return
+        there, wanted = {path.name for path in folder.iterdir()}, {f"{name}{SUFFIX}" for name in self.found.names}
+        if other := sorted(there - wanted):
+            problem = f"{folder / other[0]} is of no task of {self.job.task}"
+            self._refuse(problem, f"remove it, or correct its name: {', '.join(sorted(wanted)[:3])}, …")
+        if all_needed and (lacking := sorted(wanted - there)):
+            problem = f"{folder} lacks {len(lacking)} of {len(wanted)} tasks of {self.job.task}: {', '.join(lacking[:3])}"
+            self._refuse(problem, "add them, or measure a group of your own in a task_folder, without them")
 
     def _use_local_questions(self) -> None:
         """Write task files with local questions. Prompts and filters stay those of lm-eval's tasks."""
+        self._check_files(self.job.test, all_needed=True)
+        self._check_files(self.job.shots, all_needed=False)
         folder = self.letter_box / "tasks"
         folder.mkdir()
         for name in self.found.names:
             entry = self.found.manager.task_index[name]
+            test, shots = file_of(self.job.test, name), file_of(self.job.shots, name)
             local = {
                 "include": str(entry.yaml_path),
                 "task": name,
                 "dataset_path": "json",
                 "dataset_name": None,
-                **internals.local_data(entry.cfg, str(self.job.test), str(self.job.shots) if self.job.shots else None),
+                **internals.local_data(entry.cfg, str(test), str(shots) if shots else None),
             }
             entry.yaml_path = folder / f"{name}.yaml"
             YAML(typ="safe").dump(local, entry.yaml_path)
@@ -300,6 +344,7 @@ class _Worker:
         """Prepare what a block needs without a server: lm-eval begins a block of each task, and is stopped at its prompts."""
         model = self.model if self._generates else internals.model_without_server()
         for name in self.tasks:
+            self.reading = name
             with suppress(internals.MadeError):
                 self._evaluate({name: []}, None, model, {})
 

@@ -11,6 +11,7 @@ from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
 from vllm_qualify.plan.context import check_length
 from vllm_qualify.plan.generation import recommended_sampling
+from vllm_qualify.plan.questions import check_questions
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
@@ -26,13 +27,12 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
 
     Raises:
         HostError: a file or folder that the settings name is not there, or the hub does not answer.
-        CallerError: the model recommends no sampling.
+        CallerError: the model recommends no sampling, or a folder of questions is none.
     """
     files = settings.questions
     questions = [loaded.path(path) for path in (files.test, files.shots) if path] if files else None
     for path in questions or ():
-        if not path.is_file():
-            raise HostError(f"no questions at {path}", "restore the file, or mend accuracy.questions in the recipe", "check")
+        check_questions(path)
     folder = loaded.path(settings.task_folder) if settings.task_folder else None
     if folder and not folder.is_dir():
         raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")

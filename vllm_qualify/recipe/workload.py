@@ -40,12 +40,15 @@ class Smoke(Frozen):
 class Questions(Frozen):
     """Local files in place of the hub's data set: JSON lines with the fields that the task's own data has.
 
-    A picture is a text, `data:image/png;base64,…`.
+    A picture is a text, `data:image/png;base64,…`. Where each task of a group has data of its own, a path is that of a folder
+    with one file for each, `TASK.jsonl`.
     """
 
-    test: Text = Field(description="path of the questions")
+    test: Text = Field(description="path of the questions, a file or a folder")
     shots: Text | None = Field(
-        default=None, description="path of the solved examples; none for a task that has its own, or with `num_fewshot: 0`"
+        default=None,
+        description="path of the solved examples, a file or a folder; none for a task that has its own, or with"
+        " `num_fewshot: 0`",
     )
 
 

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vllm_qualify.engine.environment import content_digest
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words
@@ -98,11 +99,16 @@ def tasks_as_inputs(plan: CellPlan) -> list[Any]:
 def _task(task: TaskPlan) -> Any:
     """A task's settings, and its files by their content, wherever they are."""
     folder = sorted(path for path in task.folder.rglob("*") if path.is_file()) if task.folder else []
-    files = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (*(task.questions or ()), *folder)]
+    files = [_digest(path) for path in (*(task.questions or ()), *folder)]
     settings = task.model_dump(
         mode="json", exclude={"questions": True, "folder": True, "settings": {"questions", "task_folder", "published"}}
     )
     return [settings, files]
+
+
+def _digest(path: Path) -> str:
+    """The hash of a file, or of all files in a folder with their names: a name says which task's the questions are."""
+    return content_digest(path) if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _longest_s(plan: CellPlan) -> float:

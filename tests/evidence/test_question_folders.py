@@ -1,0 +1,306 @@
+"""A group whose tasks each have data of their own: a folder of local questions, through the real lm-eval."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.test_data import write_task
+from tests.evidence.test_groups import reply_of
+from tests.evidence.test_local_data import Replies, Row
+from tests.evidence.test_pictures import drawn, exam
+from tests.fakes.openai_server import Book, serving
+from tests.recipes import reference, write
+from vllm_qualify.cli.data import data_app
+from vllm_qualify.errors import CallerError, HostError, RecipeError
+from vllm_qualify.evidence.accuracy import loading, prepare_task
+from vllm_qualify.evidence.answers import Answered, read_answers
+from vllm_qualify.evidence.data import fetch
+from vllm_qualify.evidence.lm_eval_worker import TaskReply
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.plan.questions import check_questions
+from vllm_qualify.recipe.workload import Accuracy
+
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
+SUBJECTS = ("anatomy", "astronomy", "virology")
+MEMBERS = [f"mmlu_{subject}_generative" for subject in SUBJECTS]
+
+
+def choice(subject: str, question: str, answer: int) -> Row:
+    return {"question": question, "subject": subject, "choices": ["bone", "star", "germ", "none"], "answer": answer}
+
+
+QUESTIONS = {
+    MEMBERS[0]: [choice("anatomy", "What is a rib?", 0), choice("anatomy", "What is a fern?", 3)],
+    MEMBERS[1]: [choice("astronomy", "What is Vega?", 1)],
+    MEMBERS[2]: [choice("virology", "What is measles?", 2), choice("virology", "What is a mouse?", 3)],
+}
+EXAMPLES = {
+    member: [choice(subject, f"What is in {subject}?", at)]
+    for at, (member, subject) in enumerate(zip(MEMBERS, SUBJECTS, strict=True))
+}
+SAID = {"a rib": " A", "a fern": " B", "Vega": " b.", "measles": " C\nQuestion", "a mouse": " It is D"}
+# In the order of the tasks' names. Case and points do not count, nor what follows the line; words before the letter do.
+SCORES = [1, 0, 1, 1, 0]
+
+
+def write_folder(folder: Path, files: dict[str, list[Row]]) -> Path:
+    folder.mkdir(parents=True)
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def plan_of(root: Path, **changed: Any) -> TaskPlan:
+    """Three subjects of lm-eval's mmlu, by generation."""
+    own = root / "tasks"
+    own.mkdir()
+    (own / "three.yaml").write_text(json.dumps({"group": "three", "task": MEMBERS}))
+    settings = {"task": "three", "num_questions": 5, "num_fewshot": 1, "time_limit_s": 120.0} | changed
+    given = [write_folder(root / "test", QUESTIONS), write_folder(root / "shots", EXAMPLES)]
+    return TaskPlan(settings=Accuracy(**settings), num_concurrent=4, questions=given, folder=own)
+
+
+def measured(plan: TaskPlan, folder: Path, book: Book) -> Answered:
+    into = folder / "accuracy" / plan.name
+    with serving(book) as url:
+        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
+        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
+            run = prepare_task(server, lm_eval, into, lambda *_: None)
+            for step in run.steps:
+                run.ask(step)
+    return read_answers(into, plan)
+
+
+def reply_to(plan: TaskPlan, folder: Path) -> TaskReply:
+    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
+    with loading(nobody, "reference", plan, folder / "lm-eval") as lm_eval:
+        return reply_of(lm_eval)
+
+
+def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: Path) -> None:
+    book = Book(Replies(SAID))
+    answered = measured(plan_of(tmp_path), tmp_path, book)
+    answers = sorted(answered.answers, key=lambda answer: answer.question)
+    assert [answer.scores["exact_match,get_response"] for answer in answers] == SCORES
+    assert [answer.topic for answer in answers] == [SUBJECTS[place] for place in (0, 0, 1, 2, 2)]
+    for request in book.requests:
+        (subject,) = [subject for subject in SUBJECTS if f"about {subject}." in request["prompt"]]
+        assert f"What is in {subject}?" in request["prompt"]
+        assert request["prompt"].count("What is in") == 1
+
+
+# --- Folders that lie
+
+
+def member_is_missing(root: Path) -> None:
+    (root / "test" / f"{MEMBERS[1]}.jsonl").unlink()
+
+
+def file_of_another_task(root: Path) -> None:
+    (root / "test" / "mmlu_anatomy.jsonl").write_text("{}\n")
+
+
+def examples_of_another_task(root: Path) -> None:
+    (root / "shots" / "others.jsonl").write_text("{}\n")
+
+
+def examples_are_missing(root: Path) -> None:
+    (root / "shots" / f"{MEMBERS[2]}.jsonl").unlink()
+
+
+def other_fields(root: Path) -> None:
+    (root / "test" / f"{MEMBERS[1]}.jsonl").write_text('{"query": "?", "choices": [], "answer": 1}\n')
+
+
+def no_json(root: Path) -> None:
+    (root / "test" / f"{MEMBERS[2]}.jsonl").write_text("question,answer\n")
+
+
+def an_answer_too_high(root: Path) -> None:
+    write_rows = json.dumps(choice("astronomy", "What is Vega?", 7))
+    (root / "test" / f"{MEMBERS[1]}.jsonl").write_text(f"{json.dumps(QUESTIONS[MEMBERS[1]][0])}\n{write_rows}\n")
+
+
+@pytest.mark.parametrize(
+    ("attack", "message", "remedy"),
+    [
+        (member_is_missing, f"test lacks 1 of 3 tasks of three: {MEMBERS[1]}.jsonl", "add them"),
+        (file_of_another_task, "test/mmlu_anatomy.jsonl is of no task of three", "correct its name"),
+        (examples_of_another_task, "shots/others.jsonl is of no task of three", "correct its name"),
+        (examples_are_missing, f"{MEMBERS[2]} needs solved examples", f"shots/{MEMBERS[2]}.jsonl"),
+        (other_fields, f"three does not find its fields in test/{MEMBERS[1]}.jsonl", "JSON lines"),
+        (no_json, f"three does not find its fields in test/{MEMBERS[2]}.jsonl", "JSON lines"),
+        (an_answer_too_high, f"three does not find its fields in test/{MEMBERS[1]}.jsonl", "JSON lines"),
+    ],
+)
+def test_a_folder_that_is_not_the_groups_is_refused_with_its_file(
+    attack: Callable[[Path], None], message: str, remedy: str, tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path)
+    attack(tmp_path)
+    with pytest.raises(RecipeError) as raised:
+        reply_to(plan, tmp_path)
+    assert message in str(raised.value)
+    assert remedy in (raised.value.remedy or "")
+    assert raised.value.place == "accuracy.three"
+
+
+def link(folder: Path) -> None:
+    (folder / "b.jsonl").symlink_to("/etc/passwd")
+
+
+def link_to_a_folder(folder: Path) -> None:
+    (folder / "b.jsonl").symlink_to("/etc")
+
+
+def inner_folder(folder: Path) -> None:
+    (folder / "b.jsonl").mkdir()
+
+
+def pipe(folder: Path) -> None:
+    os.mkfifo(folder / "b.jsonl")
+
+
+def notes(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+
+
+def nothing(folder: Path) -> None:
+    (folder / "a.jsonl").unlink()
+
+
+def huge(folder: Path) -> None:
+    for name in ("b", "c"):
+        with (folder / f"{name}.jsonl").open("wb") as file:
+            file.truncate(3 * 2**29)
+
+
+def many(folder: Path) -> None:
+    for number in range(5_000):
+        os.link(folder / "a.jsonl", folder / f"{number}.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (link, "'b.jsonl' is a link"),
+        (link_to_a_folder, "'b.jsonl' is a link"),
+        (inner_folder, "'b.jsonl' is no plain file"),
+        (pipe, "'b.jsonl' is no plain file"),
+        (notes, "'notes.txt' is no plain file TASK.jsonl"),
+        (nothing, "is empty"),
+        (huge, "3.0 GiB of questions, where 2 are allowed"),
+        (many, "more than 5,000 files"),
+    ],
+)
+def test_a_folder_with_other_things_is_refused_before_anything_starts(
+    attack: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "test", {"a": [{"question": "?"}]})
+    check_questions(folder)
+    attack(folder)
+    with pytest.raises(CallerError) as raised:
+        check_questions(folder)
+    assert message in str(raised.value)
+    assert raised.value.place == str(folder)
+    assert raised.value.remedy
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"no questions at .*/none"):
+        check_questions(tmp_path / "none")
+
+
+# --- Fetched
+
+
+def own_group(folder: Path) -> dict[str, list[Row]]:
+    """Two tasks with data of their own, the first with examples. Returns the questions of each."""
+    rows = {
+        "sums": [{"question": f"{number} + 1?", "answer": f"{number + 1}", "kind": "x"} for number in range(4)],
+        "zeros": [{"question": f"{number} times 0?", "answer": "0", "kind": "x"} for number in range(3)],
+    }
+    write_task(folder, "sums", rows["sums"])
+    write_task(folder, "zeros", rows["zeros"], fewshot_split="test", training_split="test")
+    YAML(typ="safe").dump({"group": "both", "task": ["zeros", "sums"]}, folder / "both.yaml")
+    return rows
+
+
+def test_each_task_with_data_of_its_own_is_fetched_into_a_file_which_asks_the_same(tmp_path: Path) -> None:
+    rows = own_group(tmp_path / "tasks")
+    settings = Accuracy(task="both", num_questions=7, num_fewshot=0, time_limit_s=120.0)
+    plan = TaskPlan(settings=settings, num_concurrent=4, folder=tmp_path / "tasks")
+    reply = fetch(plan, tmp_path / "data")
+    assert (reply.questions, reply.shots, set(reply.members)) == (7, 2, {"sums", "zeros"})
+    there = {path.relative_to(tmp_path / "data").as_posix() for path in (tmp_path / "data").rglob("*.jsonl")}
+    assert there == {"test/sums.jsonl", "test/zeros.jsonl", "shots/sums.jsonl"}
+    for name, wanted in rows.items():
+        assert [json.loads(line) for line in (tmp_path / "data" / "test" / f"{name}.jsonl").read_text().splitlines()] == wanted
+    local = plan.model_copy(update={"questions": [tmp_path / "data" / "test", tmp_path / "data" / "shots"]})
+    said = Replies({row["question"]: row["answer"] for each in rows.values() for row in each})
+    asked = [
+        {(answer.question, answer.doc_hash, answer.prompt_hash) for answer in measured(each, folder, Book(said)).answers}
+        for each, folder in ((plan, tmp_path / "own"), (local, tmp_path / "local"))
+    ]
+    assert len(asked[0]) == 7
+    assert asked[0] == asked[1]
+
+
+def test_the_command_shows_the_lines_for_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_group(tmp_path / "tasks")
+    document = reference()
+    document["accuracy"] = [
+        {"task": "both", "num_questions": 7, "num_fewshot": 1, "task_folder": "tasks"},
+        {"task": "sums", "num_questions": 4, "task_folder": "tasks"},
+    ]
+    document["gates"] = [{"metric": "truncated_answers", "task": "both", "maximum": 0.5, "unit": "fraction"}]
+    recipe = write(document, tmp_path / "mine.yaml")
+    done = CliRunner().invoke(data_app, ["fetch", str(recipe), "--to", "data", "--allow-code"])
+    assert done.exit_code == 0, done.output
+    assert "both: 7 questions, 2 examples\n  questions: {test: data/both/test, shots: data/both/shots}\n" in done.output
+    assert "  questions: {test: data/sums/test.jsonl, shots: data/sums/shots.jsonl}\n" in done.output
+
+
+# --- The groups of the presets
+
+
+@pytest.mark.thorough
+def test_all_57_subjects_of_mmlu_are_read_from_a_folder(tmp_path: Path) -> None:
+    """The preset `base`. Likelihoods are not asked here."""
+    import lm_eval.tasks
+
+    files = (Path(lm_eval.tasks.__file__).parent / "mmlu" / "default").glob("mmlu_*.yaml")
+    names = [path.stem for path in files]
+    assert len(names) == 57
+    test = write_folder(tmp_path / "test", {name: [choice("x", f"What is {name}?", 1)] for name in names})
+    shots = write_folder(tmp_path / "shots", {name: [choice("x", f"What is in {name}?", 2)] for name in names})
+    settings = Accuracy(task="mmlu", num_questions=57, num_fewshot=1)
+    plan = TaskPlan(settings=settings, num_concurrent=1, questions=[test, shots])
+    reply = reply_to(plan, tmp_path)
+    assert {member.name: member.questions for member in reply.members} == dict.fromkeys(names, 1)
+
+
+@pytest.mark.thorough
+def test_all_30_subjects_of_mmmu_are_asked_from_a_folder_with_their_pictures(tmp_path: Path) -> None:
+    """The preset `vision`. The right answer is A for each; the server says A to those of the first fifteen in their order."""
+    import lm_eval.tasks
+
+    texts = [path.read_text() for path in (Path(lm_eval.tasks.__file__).parent / "mmmu").glob("mmmu_*.yaml")]
+    names = sorted(line.removeprefix("task: ") for text in texts for line in text.split("\n") if line.startswith("task: "))
+    assert len(names) == 30
+    rows = {name: [exam(1, f"How many for {name} in <image 1>?", "A", drawn("red"))] for name in names}
+    settings = Accuracy(task="mmmu_val", num_questions=30, num_fewshot=0, api="chat", stop=[], time_limit_s=120.0)
+    plan = TaskPlan(settings=settings, num_concurrent=4, questions=[write_folder(tmp_path / "test", rows)])
+    said = Replies({f"for {name} in": "(A)" if at < 15 else "(B)" for at, name in enumerate(names)})
+    answered = measured(plan, tmp_path, Book(said))
+    scores = {answer.topic: answer.scores["acc,none"] for answer in answered.answers}
+    assert scores == {name: float(at < 15) for at, name in enumerate(names)}
