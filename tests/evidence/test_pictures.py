@@ -32,6 +32,8 @@ from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.workload import Accuracy
 from vllm_qualify.report.questions import _asked
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 
 def drawn(colour: str, form: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
     file = io.BytesIO()

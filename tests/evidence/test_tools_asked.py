@@ -21,6 +21,8 @@ from vllm_qualify.evidence.thinking import read_replies
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.workload import Accuracy
 
+pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+
 Row = dict[str, Any]
 WEATHER = {
     "name": "weather.get",
