@@ -65,6 +65,7 @@ HIGHER_IS_BETTER = {
     "prompt_level_loose_acc",
     "relaxed_accuracy",
     "anywhere_accuracy",
+    "string_match_all",
     "answer_top1_share",
     "text_top1_share",
     "request_throughput_req_s",

@@ -8,7 +8,7 @@ import threading
 import time
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 QUESTION, WRONG = "Question: ", "I do not know."
+AROUND_TOK = 37
 NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
 
@@ -27,7 +28,8 @@ class Book:
     and `delay_s` is waited before each. `cut` replies ended at the most tokens allowed. `sampled` ones are wrong if the
     request's seed is odd. `thinking` and `calls` of tools, by question, are apart from the content of a chat's reply, as vLLM
     has them. A server that `has_no_parser` of calls refuses requests with tools, in vLLM's words. A reply has as
-    many tokens as it has words, with its thinking.
+    many tokens as it has words, with its thinking. `solve` finds the reply in the whole prompt, in place of `replies`.
+    With `most_tok`, the longest context, it counts tokens by /tokenize: a word is one, and a chat has `AROUND_TOK` more.
     """
 
     replies: Mapping[str, str]
@@ -40,6 +42,8 @@ class Book:
     thinking: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[str, Any] = field(default_factory=dict)
     has_no_parser: bool = False
+    solve: Callable[[str], str] | None = None
+    most_tok: int = 0
     once: bool = False
     delay_s: float = 0.0
     counts_requests: bool = True
@@ -69,6 +73,8 @@ class Book:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # A reply's head and body go out at once: the second would wait for the first's receipt, for 40 ms.
+    disable_nagle_algorithm = True
     book: Book
 
     def do_GET(self) -> None:
@@ -79,6 +85,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/tokenize":
+            self._tokenize(request)
+            return
         is_chat = self.path == "/v1/chat/completions"
         prompt = _said(request["messages"][-1]["content"]) if is_chat else request["prompt"]
         question = prompt.rpartition(QUESTION)[2].removesuffix("\nAnswer:")
@@ -93,13 +102,23 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif book.has_no_parser and request.get("tools"):
             self._answer(400, {"error": {"message": NO_PARSER, "type": "BadRequestError", "param": None, "code": 400}})
+        elif book.solve:
+            self._complete(question, is_chat, request.get("seed", 0), book.solve(prompt))
         elif book.goes_wrong(question, book.failing) or question not in book.replies:
             self._answer(500, {"error": {"message": "EngineCore encountered an issue"}})
         else:
-            self._complete(question, is_chat, request.get("seed", 0))
+            self._complete(question, is_chat, request.get("seed", 0), book.text(question))
 
-    def _complete(self, question: str, is_chat: bool, seed: int) -> None:
-        reason, text = "length" if question in self.book.cut else "stop", self.book.text(question)
+    def _tokenize(self, request: dict[str, Any]) -> None:
+        if not self.book.most_tok:
+            self._answer(404, {"detail": "Not Found"})
+            return
+        said = [each["content"] for each in request["messages"]] if "messages" in request else [request["prompt"]]
+        count = sum(len(text.split()) for text in said) + ("messages" in request) * AROUND_TOK
+        self._answer(200, {"count": count, "max_model_len": self.book.most_tok, "tokens": [1] * count})
+
+    def _complete(self, question: str, is_chat: bool, seed: int, text: str | None) -> None:
+        reason = "length" if question in self.book.cut else "stop"
         if question in self.book.sampled and seed % 2:
             text = WRONG
         with self.book.lock:

@@ -22,6 +22,7 @@ from vllm_qualify.recipe.workload import LoadSettings, Sweep
 __all__ = ["document", "engine"]
 
 LOAD = {"input_len": 32_768, "output_len": 256, "max_concurrency": 1, "num_prompts": 14, "num_warmups": 0}
+SHORT = LOAD | {"input_len": 32}
 
 
 def planned(document: Document, engine: EngineEnvironment, folder: Path, config: Any, server: Document) -> CellPlan:
@@ -216,3 +217,30 @@ def test_a_gate_on_later_turns_needs_turns(document: Document) -> None:
 def test_the_times_of_turns_are_not_searched_for() -> None:
     with pytest.raises(ValidationError, match="is not a latency of a load"):
         Sweep(slo={"later_turns_ttft_p50_ms": 5.0})
+
+
+def of_long_contexts(document: Document, task: str, most: object, **settings: Any) -> Document:
+    document["accuracy"] = [{"task": task, "num_questions": 10} | settings]
+    document["gates"] = [{"metric": "string_match_all", "task": task, "filter": "none", "minimum": 0.9, "unit": "fraction"}]
+    document["gpu_types"]["cpu"]["profiles"] = {"latency": {"load": SHORT, "server": {"max-model-len": most}}}
+    return document
+
+
+def test_a_task_of_a_longer_context_than_the_server_takes_is_refused(document: Document, engine: EngineEnvironment) -> None:
+    document = of_long_contexts(document, "long_8192", 8191)
+    with pytest.raises(CallerError) as raised:
+        plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)
+    assert raised.value.problem == "long_8192 has 8,192 tokens, prompt and reply, and max-model-len is 8,191"
+    assert raised.value.place == "accuracy.long_8192"
+
+
+def test_a_task_of_a_context_that_the_server_takes_is_planned(document: Document, engine: EngineEnvironment) -> None:
+    document = of_long_contexts(document, "long_8192", 8192)
+    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    assert (task.settings.context_tok, task.settings.long_reply_tok) == (8192, 128)
+
+
+def test_a_task_of_ones_own_may_have_such_a_name(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
+    document = of_long_contexts(document, "long_8192", 1024, task_folder=str(tmp_path))
+    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    assert task.settings.context_tok is None

@@ -19,7 +19,7 @@ def _group() -> None:
 def data_fetch(
     recipe: RecipeArgument,
     to: Annotated[Path, typer.Option(help="A folder; each task gets a folder in it.")] = Path("data"),
-    task: Annotated[str | None, typer.Option(help="Only this task; by default all that have no `questions`.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only this task; by default all whose data is not here.")] = None,
     allow_code: AllowCodeOption = False,
 ) -> None:
     """Fetch the data of a recipe's tasks as files, for hosts without a hub, and show the lines that name them in the recipe."""
@@ -32,9 +32,11 @@ def data_fetch(
 
     loaded = load_recipe(recipe)
     check_allowed(loaded, allow_code)
-    wanted = [each for each in loaded.recipe.accuracy if not each.questions and task in (None, each.task)]
+    # Long contexts are made of a seed alone.
+    lacking = [each for each in loaded.recipe.accuracy if not each.questions and not each.context_tok]
+    wanted = [each for each in lacking if task in (None, each.task)]
     if not wanted:
-        named = f"no task '{task}' without `questions`" if task else "no task without `questions`"
+        named = f"no task '{task}' with data that is not here" if task else "no task with data that is not here"
         raise CallerError(f"the recipe has {named}", "there is nothing to fetch", "RECIPE")
     for each in wanted:
         into = to / each.task

@@ -202,6 +202,9 @@ def _job(url: str, model: str, task: TaskPlan) -> Job:
         task_folder=task.folder,
         test=test,
         shots=shots,
+        context_tok=settings.context_tok,
+        num_questions=settings.num_questions,
+        reply_tok=settings.long_reply_tok,
     )
 
 
@@ -209,12 +212,13 @@ def _job(url: str, model: str, task: TaskPlan) -> Job:
 def surroundings(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     """What lm-eval may read, write and reach, and its variables: a task of one's own can bring functions, which run in it."""
     # A cache could hold an older version of local files, so each process has a cache of its own.
-    local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if task.questions else {}
+    is_local = bool(task.questions or task.settings.context_tok)
+    local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if is_local else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.
     variables = local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
-    kinds = {"downloads": not task.questions, "is_trusting": task.folder is not None}
+    kinds = {"downloads": not is_local, "is_trusting": task.folder is not None}
     with confined(variables, named, readable, [letter_box], listable, **kinds) as confinement:
         yield confinement
 

@@ -26,6 +26,7 @@ from ruamel.yaml import YAML
 
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence import lm_eval_internals as internals
+from vllm_qualify.evidence.long import fitting
 from vllm_qualify.evidence.members import Member, config_hash, parts_of
 from vllm_qualify.evidence.pictures import WRITE_IT_SO, Pictures, UnusablePictureError
 from vllm_qualify.evidence.thinking import REPLIES, Reply, apart
@@ -44,7 +45,8 @@ GENERATES = "generate_until"
 class Job(Frozen):
     """What is asked, of which server, and how.
 
-    `test` and `shots` are local questions that replace the task's own: a file, or a folder with a file for each task.
+    `test` and `shots` are local questions that replace the task's own: a file, or a folder with a file for each task. With
+    `context_tok` the questions are made: `num_questions`, of so many tokens with replies of at most `reply_tok`.
     """
 
     task: str
@@ -63,6 +65,9 @@ class Job(Frozen):
     task_folder: Path | None = None
     test: Path | None = None
     shots: Path | None = None
+    context_tok: int | None = None
+    num_questions: int = 0
+    reply_tok: int = 0
 
 
 class Order(Frozen):
@@ -281,7 +286,7 @@ class _Worker:
         sys.exit(f"{problem}: {remedy}")
 
     def _find(self) -> internals.Found:
-        task, folder = self.job.task, self.job.task_folder
+        task, folder = self.job.task, self._made(self.job.context_tok) if self.job.context_tok else self.job.task_folder
         try:
             found = internals.find(task, folder)
         except internals.UnusableGroupError as error:
@@ -290,6 +295,29 @@ class _Worker:
             where = f"lm-eval {metadata.version('lm-eval')}" + (f" and {folder}" if folder else "")
             self._refuse(f"there is no task '{task}' in {where}", "`lm-eval ls tasks` lists lm-eval's")
         return found
+
+    def _made(self, context_tok: int) -> Path:
+        """The folder of a task whose questions are made now, since only the server can count their tokens."""
+        job, folder = self.job, self.letter_box / "long"
+        try:
+            tokenizer = fitting.Tokenizer(job.url, job.model)
+            documents = fitting.fitted(tokenizer, context_tok, job.reply_tok, self._around(), job.seed, job.num_questions)
+        except fitting.UnfitError as error:
+            self._refuse(f"{job.task} cannot be asked: {error.problem}", error.remedy)
+        fitting.write_task(job.task, documents, folder)
+        return folder
+
+    def _around(self) -> dict[str, Any]:
+        """A request of `/tokenize` for a prompt of one word, with all that is around it when it is asked."""
+        if self.job.api == "completions":
+            return {"prompt": "one"}
+        system = [{"role": "system", "content": self.job.system_prompt}] if self.job.system_prompt else []
+        given, effort = self.job.gen_kwargs.get("chat_template_kwargs"), self.job.gen_kwargs.get("reasoning_effort")
+        own = given if isinstance(given, dict) else {}
+        return {
+            "messages": [*system, {"role": "user", "content": "one"}],
+            "chat_template_kwargs": own | ({"reasoning_effort": effort} if effort else {}),
+        }
 
     def _load(self) -> dict[str, Any]:
         """The task by its name, or the members of a group by theirs."""

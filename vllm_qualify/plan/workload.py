@@ -27,8 +27,11 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
 
     Raises:
         HostError: a file or folder that the settings name is not there, or the hub does not answer.
-        CallerError: the model recommends no sampling, or a folder of questions is none.
+        CallerError: the model recommends no sampling, a folder of questions is none, or the task's context is longer than the
+            server takes.
     """
+    if server and settings.context_tok:
+        check_length(server, settings.context_tok, settings.task, f"accuracy.{settings.task}")
     files = settings.questions
     questions = [loaded.path(path) for path in (files.test, files.shots) if path] if files else None
     for path in questions or ():

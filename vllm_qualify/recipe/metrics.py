@@ -80,6 +80,7 @@ _SCORES = {
     "prompt_level_loose_acc": "share of prompts all of whose instructions are followed, loosely read",
     "relaxed_accuracy": "share of questions whose final answer is right, or a number within 5 % of the right one",
     "anywhere_accuracy": "as relaxed_accuracy; without a final answer, the right one may stand anywhere in the text",
+    "string_match_all": "mean share of the texts asked for that an answer has, in capital or small letters",
 }
 
 ANSWER_NLL, ANSWER_TOP1 = "answer_nll_nat_per_tok", "answer_top1_share"

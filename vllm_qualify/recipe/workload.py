@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,6 +22,13 @@ SEEDS = 2**31
 LEAST_REPETITIONS = 4
 # The longest reply where neither the recipe nor the task says one: lm-eval's own default.
 USUAL_TOKENS = 256
+# The tasks that this project makes itself: contexts of so many tokens, prompt and reply. Their replies have at most as many as
+# RULER's, if the recipe says no other length.
+LONG = re.compile(r"long_([0-9]{1,40})")
+LONG_REPLY_TOK = 128
+LEAST_CONTEXT_TOK, MOST_CONTEXT_TOK = 512, 10_000_000
+# The least that a prompt of theirs can be.
+LEAST_LONG_PROMPT_TOK = 320
 
 
 def _ascending(numbers: list[int]) -> list[int]:
@@ -62,7 +70,7 @@ class Accuracy(Frozen):
     task: TaskName = Field(
         default="gsm8k",
         description="a task or a group of tasks of lm-eval, or of a YAML file in `task_folder`. A group has one score, over all"
-        " its questions",
+        " its questions. `long_8192` asks about long texts: prompt and reply have so many tokens",
     )
     api: Literal["completions", "chat"] = Field(
         default="completions",
@@ -136,6 +144,33 @@ class Accuracy(Frozen):
         default=None,
         description="a folder with lm-eval's YAML files of own tasks, and all files that they open: no others are readable",
     )
+
+    @property
+    def context_tok(self) -> int | None:
+        """How many tokens prompt and reply have, if the task is one that this project makes in that length."""
+        named = None if self.task_folder else LONG.fullmatch(self.task)
+        return int(named[1]) if named else None
+
+    @property
+    def long_reply_tok(self) -> int:
+        """The most tokens of a reply to a question of such a task."""
+        return self.max_gen_toks or LONG_REPLY_TOK
+
+    @model_validator(mode="after")
+    def _has_room_for_questions(self) -> Self:
+        tokens = self.context_tok
+        if tokens is None:
+            return self
+        if not LEAST_CONTEXT_TOK <= tokens <= MOST_CONTEXT_TOK or self.task != f"long_{tokens}":
+            raise ValueError(f"name it long_{LEAST_CONTEXT_TOK} to long_{MOST_CONTEXT_TOK}, by the tokens of prompt and reply")
+        if self.questions:
+            raise ValueError(f"{self.task} makes its own questions: leave 'questions' out")
+        if tokens - self.long_reply_tok < LEAST_LONG_PROMPT_TOK:
+            raise ValueError(
+                f"{self.task} and a reply of {self.long_reply_tok:,} tokens leave less than {LEAST_LONG_PROMPT_TOK} for the"
+                " prompt: name a longer context, or lower 'max_gen_toks'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_samples_differ(self) -> Self:
