@@ -353,6 +353,7 @@ def test_a_run_warns_of_code_that_this_kernel_cannot_confine(
     assert unconfined_code(planned("reference", engine)) == ""
 
 
+@pytest.mark.thorough
 def test_a_task_that_opens_files_outside_its_folder_is_asked_to_move_them(
     with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
 ) -> None:

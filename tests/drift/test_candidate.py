@@ -202,6 +202,7 @@ def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_
         ask(stand_in, subjects([CandidateServer(config="{}", environment={"A": "b"}, device=None)]), cache)
 
 
+@pytest.mark.thorough
 def test_more_servers_than_a_command_can_name_are_asked_in_portions(stand_in: Candidate, tmp_path: Path) -> None:
     asked = [
         CandidateServer(config=json.dumps({"seed": number, "override": "x" * 1000}), environment={}, device=None)
@@ -259,6 +260,7 @@ def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
     assert len(asked_in_containers) == 2
 
 
+@pytest.mark.thorough
 def test_another_model_other_packages_or_other_variables_are_another_question(
     stand_in: Candidate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def newest() -> str | None:
     return done.stderr[-300:] if done.returncode else None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", ["locked", "newest"])
 def test_lm_eval_has_what_is_relied_on(which: str) -> None:
     if which == "newest" and (problem := newest()):

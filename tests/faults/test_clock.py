@@ -96,6 +96,7 @@ def test_an_s3_store_that_takes_no_request_of_such_a_clock_is_reported_alike(sai
     assert "HostError: clock: this machine's clock is 7" in done.stderr, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_decision_is_not_dated_by_a_wrong_clock(tmp_path: Path, home: Path) -> None:
     store = store_in(tmp_path / "store")
     run = publish_report(store, tmp_path / "runs")

@@ -98,6 +98,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registries]:
         yield started
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_every_release_is_reported_once_over_a_bad_network(seed: int, registry: Registries, tmp_path: Path) -> None:
     """A watcher looks again and again, tags appear meanwhile, and the network fails: no release is lost or told twice."""

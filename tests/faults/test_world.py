@@ -67,6 +67,7 @@ def assert_one_error(done: subprocess.CompletedProcess[str], message: str, remed
     assert f"remedy: {remedy}" in done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b'{"run_id": 7}'])
 @pytest.mark.parametrize("file", ["plan.json", "stages/load.json"])
 def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run) -> None:
@@ -74,6 +75,7 @@ def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run)
     assert_one_error(ended(COMMAND, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
 
 
+@pytest.mark.thorough
 def test_a_report_is_shown_whatever_became_of_its_plans_file(run: Run) -> None:
     (run.folder / "plan.json").write_bytes(b"{")
     assert ended(COMMAND, "report", "show", run.id).returncode == 0

@@ -82,6 +82,7 @@ def test_that_of_a_score_is_the_one_of_the_score_test(cell: Cell) -> None:
     assert special.ndtr(z) <= value <= NEAR * special.ndtr(z)
 
 
+@pytest.mark.thorough
 def test_those_of_a_comparison_say_how_sure_the_loss_is(cell: Cell) -> None:
     """The verdict is by 5 % over all gates: the p-value of what fails is below its share, of what is undecided above."""
     cell.baseline(1, 0)

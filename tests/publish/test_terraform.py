@@ -57,6 +57,7 @@ def test_the_file_is_terraform(path: Path) -> None:
     assert parsed(path)
 
 
+@pytest.mark.thorough
 def test_the_bucket_is_closed_encrypted_and_kept() -> None:
     kinds = {kind for resource in parsed(FOLDER / "main.tf")["resource"] for kind in resource}
     wanted = ["versioning", "object_lock_configuration", "server_side_encryption_configuration", "public_access_block"]

@@ -365,6 +365,7 @@ def test_another_report_under_the_same_run_is_refused(run: Run, report: Report, 
     assert contents(tmp_path / "store") == before
 
 
+@pytest.mark.thorough
 def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_completes(
     run: Run, report: Report, store: Store, tmp_path: Path
 ) -> None:
