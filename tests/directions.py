@@ -99,6 +99,7 @@ LOWER_IS_BETTER = {
     "output_tok_per_answer",
     "looping_answers",
     "other_script_answers",
+    "unthinking_answers",
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",
     "slo_cost_usd_mtok",

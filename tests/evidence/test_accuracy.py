@@ -591,6 +591,91 @@ def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(
     assert rows[STRICT].value == 1.0
 
 
+UNTHINKING = "unthinking_answers"
+
+
+def ask_all(book: Book, folder: Path, data: tuple[Path, Path], **changed: Any) -> TaskPlan:
+    plan = plan_of(data, api="chat", **changed).model_copy(update={"sequential": False})
+    with asked(book, plan, folder) as run:
+        run.ask(run.steps[0])
+    return plan
+
+
+def test_answers_without_thinking_are_a_share_of_the_questions(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    """Of 12: two have no thinking, one has blanks, and one reply is empty after its thinking, which counts as thinking."""
+    none, other, blank, empty, *rest = QUESTIONS
+    book = Book(QUESTIONS, thinking={blank: "\n\n", empty: "Hm."} | dict.fromkeys(rest, "So."), empty=frozenset([empty]))
+    folder = tmp_path / "accuracy" / "gsm8k"
+    plan = ask_all(book, folder, data, max_unanswered=0.1)
+    row = by_filter(folder, plan)[UNTHINKING]
+    assert (row.value, row.sample_count, row.unit) == (3 / 12, 12, "fraction")
+    assert row.interval == share_interval(3, 12, sides("lower", LEVELS, [12], 0))
+    assert {none, other} == {question for question, reply in replies_of(folder).items() if reply.thinking is None}
+    for trace in row.traced_to:
+        assert (folder.parents[1] / trace).is_file()
+    replies = folder / "r1-b1" / "replies.jsonl"
+    whole = replies.read_text()
+    for lies in ("".join(whole.splitlines(keepends=True)[2:]), whole + whole.split("\n")[0] + "\n"):
+        replies.write_text(lies)
+        assert "answers have no reply of their own" in (by_filter(folder, plan)[UNTHINKING].invalid_because or "")
+
+
+@pytest.mark.parametrize(("think_end", "value"), [(None, None), ("</think>", 1.0)])
+def test_where_nobody_thinks_only_think_end_says_that_one_should(
+    think_end: str | None, value: float | None, tmp_path: Path, data: tuple[Path, Path]
+) -> None:
+    folder = tmp_path / "accuracy" / "gsm8k"
+    plan = ask_all(Book(QUESTIONS), folder, data, think_end=think_end)
+    rows = by_filter(folder, plan)
+    assert (rows[UNTHINKING].value if UNTHINKING in rows else None) == value
+    assert (UNTHINKING in rows) is (think_end is not None)
+    (folder / "r1-b1" / "replies.jsonl").unlink()
+    rows = by_filter(folder, plan)
+    assert (UNTHINKING in rows) is (think_end is not None)
+    assert not think_end or "12 of 12 answers have no reply of their own in replies.jsonl" in (
+        rows[UNTHINKING].invalid_because or ""
+    )
+
+
+def test_a_reply_that_never_came_has_no_thinking(tmp_path: Path, data: tuple[Path, Path]) -> None:
+    lost, *rest = QUESTIONS
+    folder = tmp_path / "accuracy" / "gsm8k"
+    book = Book(QUESTIONS, absent=frozenset([lost]), thinking=dict.fromkeys(rest, "So."))
+    assert by_filter(folder, ask_all(book, folder, data, max_unanswered=0.1))[UNTHINKING].value == 1 / 12
+
+
+def test_of_a_question_asked_twice_the_mean_counts_by_replies_of_the_real_engine(folder: Path) -> None:
+    """The reference chat model's reply, with its thinking, and the same one as the server has it where nothing is thought.
+
+    Question 9 is without thinking, and 11, which is asked twice, once.
+    """
+    lines = (CAPTURED.parents[1] / "chat" / "contract" / "exchanges.jsonl").read_text().splitlines()
+    (reply_to_chat,) = [each["reply"] for each in map(json.loads, lines) if each["name"] == "chat 1"]
+    (choice,) = json.loads(reply_to_chat)["choices"]
+    assert choice["message"]["reasoning"] == "12+30=42"
+    plain = choice | {"message": choice["message"] | {"reasoning": None}}
+    for step in STEPS:
+        rows = [json.loads(line) for path in (folder / step).glob("samples_*") for line in path.read_text().splitlines()]
+        prompts = {row["prompt_hash"]: row["doc_id"] for row in rows}
+        replies = []
+        for prompt, question in prompts.items():
+            reply, _ = apart("", plain if (step, question) in {("r1-b1", 9), ("r2-b1", 11)} else choice, "12 + 30 = 42.", None)
+            replies.append(reply.model_copy(update={"prompt_hash": prompt}))
+        (folder / step / "replies.jsonl").write_text("".join(f"{reply.model_dump_json()}\n" for reply in replies))
+    row = by_filter(folder)[UNTHINKING]
+    assert (row.value, row.sample_count) == (1.5 / 8, 8)
+    first = folder / "r1-b1" / "replies.jsonl"
+    first.write_text(first.read_text().split("\n")[0] + "\n")
+    assert "1 of 10 answers have no reply of their own" in (by_filter(folder)[UNTHINKING].invalid_because or "")
+
+
+def test_a_task_that_should_think_and_left_nothing_says_so(folder: Path) -> None:
+    thinks = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"think_end": "</think>"})})
+    (folder / "task.json").unlink()
+    assert "lm-eval left no usable result" in (by_filter(folder, thinks)[UNTHINKING].invalid_because or "")
+    assert UNTHINKING not in by_filter(folder)
+
+
 @pytest.mark.parametrize(("api", "at_once"), [("chat", 4), ("completions", 4), ("completions", 1)])
 def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
     """Replies of two words to thirteen, and as many words of thinking."""
@@ -645,6 +730,7 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tm
     assert [reply.is_empty for reply in (kept[cut], kept[ended], kept[plain])] == [True, True, False]
     rows = by_filter(folder, plan)
     assert rows[STRICT].value == rows[FLEXIBLE].value == pytest.approx(10 / 12)
+    assert rows["unthinking_answers"].value == 1 / 12
     words = "of 12 replies, 1 was cut while still thinking and 1 ended without an answer after the thinking"
     assert thought_without_answers(folder, plan) == words
     fewer = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_unanswered": 0.1})})

@@ -57,7 +57,7 @@ from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.evidence.texts import ends_in_loop
 from vllm_qualify.evidence.thinking import REPLIES, read_replies, without_answers
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, METRICS, OTHER_SCRIPT
+from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, METRICS, OTHER_SCRIPT, UNTHINKING
 from vllm_qualify.recipe.values import Frozen
 
 STAGE = "accuracy"
@@ -71,7 +71,6 @@ BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
 # Faults of an answer's text, by the field of an answer that has it.
 FAULTS = {LOOPING: "ends_in_loop", OTHER_SCRIPT: "in_other_script"}
-OF_ANSWERS = (TRUNCATED, ANSWER_TOKENS, *FAULTS)
 NO_ANSWERS = "the task compares likelihoods and asks for no answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
@@ -286,7 +285,7 @@ def lm_eval_tools() -> dict[str, str]:
 
 
 def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement]:
-    """One measurement per filter and declared score, and the share of answers that were cut, from the files of a task's folder.
+    """One measurement per filter and declared score, and those of the answers themselves, from the files of a task's folder.
 
     A question that was asked several times counts with the mean of its answers; an empty one is wrong. All measurements are
     invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
@@ -297,7 +296,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
         if problem := _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task):
-            keys: list[tuple[str, str | None]] = [*answered.keys, *((metric, None) for metric in OF_ANSWERS)]
+            keys: list[tuple[str, str | None]] = [*answered.keys, *((metric, None) for metric in _of_answers(task))]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
         answered, done = _of_the_look(answered, finished(folder, task), task)
@@ -315,10 +314,16 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         ]
     except UNUSABLE as error:
         because = f"lm-eval left no usable result: {in_words(error)}"
-        return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", *OF_ANSWERS)]
+        return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", *_of_answers(task))]
     at = sides(METRICS[TRUNCATED].direction, levels, information, look)
     rows += [_truncated(answered, folder, done, at, source), _tokens(answered, folder, done, at, source)]
-    return [*rows, *(_faults(metric, answered, folder, task, at, source) for metric in FAULTS)]
+    rows += [_faults(metric, answered, folder, task, at, source) for metric in FAULTS]
+    return rows + _unthinking(answered, task, at, source)
+
+
+def _of_answers(task: TaskPlan) -> list[str]:
+    """The metrics of the answers that each run of the task has."""
+    return [TRUNCATED, ANSWER_TOKENS, *FAULTS, *([UNTHINKING] if task.settings.think_end else [])]
 
 
 def asked_again(folder: Path, task: TaskPlan) -> str:
@@ -465,18 +470,39 @@ def _tokens(answered: Answered, folder: Path, done: list[QuestionBlock], at: Sid
 
 
 def _faults(metric: str, answered: Answered, folder: Path, task: TaskPlan, at: Sides, source: str) -> Measurement:
-    """The share of answers with a fault of their text; of a question that was asked several times, the mean of its answers."""
+    """The share of answers with a fault of their text."""
     try:
         looping = _looping_thoughts(answered, folder, task) if metric == LOOPING else set()
     except UNUSABLE as error:
         return invalid(metric, f"what was thought cannot be read: {in_words(error)}", source, task=answered.task)
+    faulty = [getattr(answer, FAULTS[metric]) for answer in answered.answers]
+    if None in faulty:
+        return invalid(metric, NO_ANSWERS, source, task=answered.task)
+    loops = [(answer.step, answer.prompt_hash) in looping for answer in answered.answers]
+    return _share(metric, answered, [any(each) for each in zip(faulty, loops, strict=True)], at, source)
+
+
+def _unthinking(answered: Answered, task: TaskPlan, at: Sides, source: str) -> list[Measurement]:
+    """The share of answers without thinking; nothing where the task has no `think_end` and no answer has thinking.
+
+    A reply that never came has none.
+    """
+    if not (task.settings.think_end or any(answer.has_thinking for answer in answered.answers)):
+        return []
+    if answered.output_type != GENERATES:
+        return [invalid(UNTHINKING, NO_ANSWERS, source, task=answered.task)]
+    if lacking := sum(answer.has_thinking is None and not answer.unanswered for answer in answered.answers):
+        because = f"{lacking} of {len(answered.answers)} answers have no reply of their own in {REPLIES}"
+        return [invalid(UNTHINKING, because, source, task=answered.task)]
+    return [_share(UNTHINKING, answered, [not answer.has_thinking for answer in answered.answers], at, source)]
+
+
+def _share(metric: str, answered: Answered, faulty: list[bool], at: Sides, source: str) -> Measurement:
+    """The share of faulty answers; of a question that was asked several times, the mean of its answers."""
     by_question: dict[int, list[bool]] = {}
-    for answer in answered.answers:
-        is_faulty = getattr(answer, FAULTS[metric])
-        if is_faulty is None:
-            return invalid(metric, NO_ANSWERS, source, task=answered.task)
-        by_question.setdefault(answer.question, []).append(is_faulty or (answer.step, answer.prompt_hash) in looping)
-    total = math.fsum(sum(faulty) / len(faulty) for faulty in by_question.values())
+    for answer, is_faulty in zip(answered.answers, faulty, strict=True):
+        by_question.setdefault(answer.question, []).append(is_faulty)
+    total = math.fsum(sum(each) / len(each) for each in by_question.values())
     return valid(
         metric,
         total / len(by_question),

@@ -56,12 +56,12 @@ class QuestionBlock(NamedTuple):
 class Answer(Frozen):
     """One answer to a question. `scores` are by `<metric>,<filter>`. The hashes are lm-eval's own.
 
-    `length` is that of the reply in characters. `ends_in_loop` and `in_other_script` are faults of its text: see `texts`. The
-    three are None if likelihoods were compared; of older runs the faults are, too. `output_tok` are the reply's tokens with
-    its thinking, by its own `usage`; None if that was not kept, as in older runs. An answer is `unanswered` if its reply was
-    empty, whatever the task made of that. `traced_to` is relative to the task's folder. `start` is the server's start that it
-    comes from, `topic` what the task's own document says that the question is about; if it does not say so, the member of a
-    group that it is of.
+    `length` is that of the reply in characters. `ends_in_loop` and `in_other_script` are faults of its text: see `texts`.
+    The three are None if likelihoods were compared; of older runs the faults are, too. `output_tok` are the reply's tokens
+    with its thinking, by its own `usage`, and `has_thinking` is whether it has any; both are None if that was not kept, as
+    in older runs. An answer is `unanswered` if its reply was empty, whatever the task made of that. `traced_to` is relative
+    to the task's folder. `start` is the server's start that it comes from, `topic` what the task's own document says that
+    the question is about; if it does not say so, the member of a group that it is of.
     """
 
     question: CountOrNone
@@ -74,6 +74,7 @@ class Answer(Frozen):
     scores: dict[str, Share]
     length: CountOrNone | None
     output_tok: CountOrNone | None = None
+    has_thinking: bool | None = None
     ends_in_loop: bool | None = None
     in_other_script: bool | None = None
     unanswered: bool
@@ -236,23 +237,23 @@ def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, reply: TaskRep
 
     def parsed() -> tuple[Head, list[Answer]]:
         head, answers = _parse_step(bodies, paths, step, task, reply)
-        return head, _with_tokens(answers, folder / step.folder)
+        return head, _with_replies(answers, folder / step.folder)
 
     return STEPS.find(digest_together(*bodies, *kept), what, parsed)
 
 
-def _with_tokens(answers: list[Answer], step: Path) -> list[Answer]:
-    """The answers with their tokens, by the kept replies to the same prompt. Without just one for each, they are not known.
+def _with_replies(answers: list[Answer], step: Path) -> list[Answer]:
+    """The answers with what the kept replies to the same prompt say. Without just one for each, it is not known.
 
     Questions that are copies have one prompt. Which of its replies is whose does not matter to any sum.
     """
-    tokens: defaultdict[str, list[int | None]] = defaultdict(list)
+    said: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for reply in read_replies(step):
-        tokens[reply.prompt_hash].append(reply.output_tok)
+        said[reply.prompt_hash].append({"output_tok": reply.output_tok, "has_thinking": reply.has_thinking})
     asked = Counter(answer.prompt_hash for answer in answers)
-    known = {prompt: iter(tokens[prompt]) for prompt, times in asked.items() if len(tokens[prompt]) == times}
+    known = {prompt: iter(said[prompt]) for prompt, times in asked.items() if len(said[prompt]) == times}
     return [
-        answer.model_copy(update={"output_tok": next(known[answer.prompt_hash])}) if answer.prompt_hash in known else answer
+        answer.model_copy(update=next(known[answer.prompt_hash])) if answer.prompt_hash in known else answer
         for answer in answers
     ]
 

@@ -26,6 +26,11 @@ class Reply(Frozen):
     output_tok: CountOrNone | None = None
 
     @property
+    def has_thinking(self) -> bool:
+        """Whether anything was thought. A template that turns thinking off leaves blanks."""
+        return bool(self.thinking and self.thinking.strip())
+
+    @property
     def is_cut(self) -> bool:
         """Whether it was cut while the model was still thinking."""
         return self.is_empty and bool(self.thinking) and self.finish_reason == CUT

@@ -89,6 +89,7 @@ LIKELIHOODS, TOP1_SHARES = (ANSWER_NLL, TEXT_NLL), (ANSWER_TOP1, TEXT_TOP1)
 NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
 # Of the answers of lm-eval's tasks, beside their scores.
 ANSWER_TOKENS, LOOPING, OTHER_SCRIPT = "output_tok_per_answer", "looping_answers", "other_script_answers"
+UNTHINKING = "unthinking_answers"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
@@ -137,6 +138,7 @@ _DECLARED = (
     ),
     Metric(LOOPING, "accuracy", "fraction", "lower", "share of answers that end in a part repeated 4 times or more"),
     Metric(OTHER_SCRIPT, "accuracy", "fraction", "lower", "share of answers in another script than what was asked"),
+    Metric(UNTHINKING, "accuracy", "fraction", "lower", "share of answers without thinking, where the task's model thinks"),
     Metric(
         ANSWER_NLL,
         "likelihood",
