@@ -28,7 +28,8 @@ from vllm_qualify.recipe.workload import Accuracy
 pytestmark = pytest.mark.usefixtures("warm_lm_eval")
 
 KINDS_BY_HAND = ["single", "multikey", "multivalue", "tracking", "frequent"]
-SYSTEM = "Be brief and do not explain."
+# Longer than the slack that a question may have.
+SYSTEM = "Be brief and do not explain. " * 25
 
 
 def solved(prompt: str) -> list[str]:
@@ -67,7 +68,8 @@ def half(prompt: str) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskPlan, Answered, Path, Book]:
-    book, plan, folder = Book({}, solve=half, most_tok=1024), plan_of(sequential=False), tmp_path_factory.mktemp("long")
+    book, folder = Book({}, solve=half, most_tok=1024), tmp_path_factory.mktemp("long")
+    plan = plan_of(sequential=False, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
     return (plan, *measured(plan, folder, book), book)
 
 
@@ -94,6 +96,23 @@ def test_a_prompt_with_its_reply_has_the_length_that_the_task_names(run: Run) ->
     # Room for the template is a multiple of 64, and 64 tokens may be left.
     assert all(1024 - 2 * 64 <= length <= 1024 for length in lengths)
     assert {request["max_tokens"] for request in book.requests} == {128}
+
+
+def test_the_template_is_counted_as_the_chat_has_it(run: Run) -> None:
+    *_, book = run
+    (around,) = [request for request in book.tokenized if "messages" in request]
+    assert [message["role"] for message in around["messages"]] == ["system", "user"]
+    assert around["chat_template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
+
+
+def test_completions_have_the_length_too(tmp_path: Path) -> None:
+    book = Book({}, solve=half, most_tok=1024)
+    plan = plan_of(api="completions", system_prompt=None, num_questions=5, max_gen_toks=300, sequential=False)
+    answered, _ = measured(plan, tmp_path, book)
+    assert sorted(answer.scores["string_match_all,none"] for answer in answered.answers) == [1 / 2, 3 / 5, 2 / 3, 1, 1]
+    lengths = [len(request["prompt"].split()) + 300 for request in book.requests]
+    assert all(1024 - 2 * 64 <= length <= 1024 for length in lengths)
+    assert {request["max_tokens"] for request in book.requests} == {300}
 
 
 def test_no_two_prompts_begin_alike_beyond_the_first_sentences(run: Run) -> None:

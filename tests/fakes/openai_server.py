@@ -51,6 +51,7 @@ class Book:
     ended: Counter[str] = field(default_factory=Counter)
     prompts: list[Any] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    tokenized: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def goes_wrong(self, question: str, how: frozenset[str]) -> bool:
@@ -113,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         if not self.book.most_tok:
             self._answer(404, {"detail": "Not Found"})
             return
+        self.book.tokenized.append(request)
         said = [each["content"] for each in request["messages"]] if "messages" in request else [request["prompt"]]
         count = sum(len(text.split()) for text in said) + ("messages" in request) * AROUND_TOK
         self._answer(200, {"count": count, "max_model_len": self.book.most_tok, "tokens": [1] * count})
