@@ -34,7 +34,7 @@ from vllm_qualify.evidence.serving import Served
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.tables import EngineJudgement, ProbeAnswer, table_of
-from vllm_qualify.recipe.workload import Load, Smoke
+from vllm_qualify.recipe.workload import USUAL_TOKENS, Load, Smoke
 
 Document = dict[str, Any]
 VERSION = "0.32.0+cpu"
@@ -180,13 +180,13 @@ class _Asking:
 
     def __init__(self, task: TaskPlan, folder: Path) -> None:
         self.steps = steps(task.settings, QUESTIONS, task.repetitions, sequential=task.sequential)
-        self._task, self._folder = task.name, folder
+        self._task, self._folder = task, folder
 
     def ask(self, step: QuestionBlock) -> None:
         folder, count = self._folder / step.folder, len(step.questions)
         folder.mkdir()
         rows = [_row(question, name) for name in FILTERS for question in step.questions]
-        (folder / f"samples_{self._task}_1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (folder / f"samples_{self._task.name}_1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         (folder / "results_1.json").write_text(json.dumps(_results(self._task, count), indent=2))
         (folder / accuracy.BEFORE).write_text(PAGE.format(answered=0, prompt_tok=0, generation_tok=0))
         (folder / accuracy.AFTER).write_text(PAGE.format(answered=count, prompt_tok=0, generation_tok=0))
@@ -198,10 +198,15 @@ def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress, ___: int) ->
     return _Asking(lm_eval.task, folder)
 
 
-def _results(task: str, count: int) -> Document:
+def _results(plan: TaskPlan, count: int) -> Document:
+    task, asked = plan.name, plan.settings
+    address = f"http://127.0.0.1:8000/v1/{'chat/' if asked.api == 'chat' else ''}completions"
+    arguments = {"base_url": address, "max_gen_toks": asked.max_gen_toks or USUAL_TOKENS}
     return {
         "results": {task: {f"exact_match,{name}": 1.0 for name in FILTERS}},
         "configs": {task: {"task": task, "output_type": GENERATES}},
+        "config": {"model_args": arguments, "gen_kwargs": plan.gen_kwargs},
+        "system_instruction": asked.system_prompt,
         "versions": {task: 3.0},
         "n-samples": {task: {"original": QUESTIONS, "effective": count}},
         "lm_eval_version": "0.4.13",
