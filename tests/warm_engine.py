@@ -14,7 +14,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,8 +26,8 @@ from vllm_qualify.engine import confine, guard
 from vllm_qualify.engine.environment import EngineEnvironment
 
 MOST_FILES = 64
-# Each process has its own, and no import looks at them.
-OF_ONE_PROCESS = ("TMPDIR", "HF_MODULES_CACHE", "HF_TOKEN_PATH")
+# Each process, or test, has its own, and no import looks at them.
+OF_ONE_PROCESS = ("TMPDIR", "HF_MODULES_CACHE", "HF_TOKEN_PATH", "PYTEST_", "VLLM_QUALIFY_")
 STAND_IN = """\
 #!{python} -IS
 import json, os, signal, socket, sys
@@ -122,15 +122,21 @@ class _Forks:
         asked["rules"] = json.loads(asked["environment"].pop(engine_fork.RULES, None) or _rules_of(line))
         asked["python"] = self._stand_in
         text = json.dumps(asked).encode()
-        to = self._of(asked["environment"])
-        socket.send_fds(to, [len(text).to_bytes(8, "big")], [line.fileno(), *files])
-        to.sendall(text)
+        while True:
+            to = self._of(asked["environment"])
+            # It may just have ended, since it had nothing to do.
+            with suppress(ConnectionError):
+                socket.send_fds(to, [len(text).to_bytes(8, "big")], [line.fileno(), *files])
+                to.sendall(text)
+                break
         for file in files:
             os.close(file)
 
     def _of(self, environment: dict[str, str]) -> socket.socket:
-        kept = {name: value for name, value in sorted(environment.items()) if name not in OF_ONE_PROCESS}
+        kept = {name: value for name, value in sorted(environment.items()) if not name.startswith(OF_ONE_PROCESS)}
         key = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+        if key in self._by_environment and self._by_environment[key][0].poll() is not None:
+            self._by_environment.pop(key)[1].close()
         if key not in self._by_environment:
             ours, theirs = socket.socketpair()
             command = [str(self._engine.python), "-P", "-u", engine_fork.__file__, str(theirs.fileno()), confine.__file__]
