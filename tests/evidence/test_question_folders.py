@@ -25,6 +25,7 @@ from vllm_qualify.evidence.data import fetch
 from vllm_qualify.evidence.lm_eval_worker import TaskReply
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.plan.questions import check_questions
+from vllm_qualify.recipe.presets import PRESETS
 from vllm_qualify.recipe.workload import Accuracy
 
 pytestmark = pytest.mark.usefixtures("warm_lm_eval")
@@ -95,6 +96,30 @@ def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: 
         (subject,) = [subject for subject in SUBJECTS if f"about {subject}." in request["prompt"]]
         assert f"What is in {subject}?" in request["prompt"]
         assert request["prompt"].count("What is in") == 1
+
+
+def test_likelihoods_choose_the_answers_that_were_computed_by_hand(tmp_path: Path) -> None:
+    """Three subjects of lm-eval's mmlu as the preset `base` asks it, with a server that finds these letters the likeliest."""
+    (mmlu,) = (task for task in PRESETS["base"] if task["task"] == "mmlu")
+    likeliest = {"a rib": " A", "a fern": " B", "Vega": " B", "measles": " C", "a mouse": " A"}
+    (tmp_path / "tasks").mkdir()
+    members = [f"mmlu_{subject}" for subject in SUBJECTS]
+    (tmp_path / "tasks" / "three.yaml").write_text(json.dumps({"group": "three", "task": members}))
+    given = [
+        write_folder(tmp_path / name, dict(zip(members, rows.values(), strict=True)))
+        for name, rows in (("test", QUESTIONS), ("shots", EXAMPLES))
+    ]
+    settings = Accuracy(**mmlu | {"task": "three", "num_fewshot": 1, "num_questions": 5, "time_limit_s": 120.0})
+    plan = TaskPlan(settings=settings, num_concurrent=4, questions=given, folder=tmp_path / "tasks")
+
+    def choose(text: str) -> str:
+        return next(letter for words, letter in likeliest.items() if words in text.rpartition("\n\n")[2])
+
+    book = Book({}, choose=choose)
+    answers = sorted(measured(plan, tmp_path, book).answers, key=lambda answer: answer.question)
+    assert [answer.scores["acc,none"] for answer in answers] == [1, 0, 1, 1, 0]
+    assert len(book.prompts) == 4 * 5
+    assert all(text.count("\nAnswer:") == 2 for text in book.prompts)
 
 
 # --- Folders that lie

@@ -30,6 +30,7 @@ class Book:
     has them. A server that `has_no_parser` of calls refuses requests with tools, in vLLM's words. A reply has as
     many tokens as it has words, with its thinking. `solve` finds the reply in the whole prompt, in place of `replies`.
     With `most_tok`, the longest context, it counts tokens by /tokenize: a word is one, and a chat has `AROUND_TOK` more.
+    With `choose`, the likeliest end of a prompt's text, its tokens are bytes, and it gives their log-probabilities.
     """
 
     replies: Mapping[str, str]
@@ -44,6 +45,7 @@ class Book:
     has_no_parser: bool = False
     solve: Callable[[str], str] | None = None
     most_tok: int = 0
+    choose: Callable[[str], str] | None = None
     once: bool = False
     delay_s: float = 0.0
     counts_requests: bool = True
@@ -81,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/metrics":
             self._send(200, self.book.metrics().encode(), "text/plain")
+        elif self.path == "/tokenizer_info" and self.book.choose:
+            self._answer(200, {"tokenizer_class": "Bytes", "eos_token": None, "bos_token": None})
         else:
             self._answer(404, {"error": {"message": "not here"}})
 
@@ -88,6 +92,9 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/tokenize":
             self._tokenize(request)
+            return
+        if self.book.choose:
+            self._weigh(request, self.book.choose)
             return
         is_chat = self.path == "/v1/chat/completions"
         prompt = _said(request["messages"][-1]["content"]) if is_chat else request["prompt"]
@@ -110,7 +117,23 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._complete(question, is_chat, request.get("seed", 0), book.text(question))
 
+    def _weigh(self, request: dict[str, Any], choose: Callable[[str], str]) -> None:
+        """The log-probabilities of a prompt's tokens and of one more. The last one's is high if the text ends likeliest."""
+        tokens: list[int] = request["prompt"][0] if isinstance(request["prompt"][0], list) else request["prompt"]
+        text = bytes(tokens).decode()
+        with self.book.lock:
+            self.book.prompts.append(text)
+            self.book.ended["length"] += 1
+        likelihoods = [-1.0] * (len(tokens) - 1) + [-0.5 if text.endswith(choose(text)) else -2.5] + [-1.0]
+        shown = {"token_logprobs": likelihoods, "top_logprobs": [{"other": -0.5} for _ in likelihoods]}
+        choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": shown}
+        self._answer(200, {"model": "reference", "choices": [choice], "usage": {"completion_tokens": 1}})
+
     def _tokenize(self, request: dict[str, Any]) -> None:
+        if self.book.choose:
+            tokens = list(request["prompt"].encode())
+            self._answer(200, {"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+            return
         if not self.book.most_tok:
             self._answer(404, {"detail": "Not Found"})
             return
