@@ -10,14 +10,15 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.commands import STARTING
+from tests.evidence.measuring import measured
 from tests.evidence.test_groups import reply_of
 from tests.fakes.openai_server import AROUND_TOK, Book, serving
 from tests.recipes import write
 from vllm_qualify.cli import app
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
-from vllm_qualify.evidence.answers import Answered, read_answers
+from vllm_qualify.evidence.accuracy import loading, parse_task
+from vllm_qualify.evidence.answers import Answered
 from vllm_qualify.evidence.long.fitting import Tokenizer, UnfitError, fitted
 from vllm_qualify.evidence.long.questions import KINDS, asked, made, scores
 from vllm_qualify.evidence.sequential import Levels
@@ -50,16 +51,6 @@ def plan_of(task: str = "long_1024", **settings: Any) -> TaskPlan:
     return TaskPlan(settings=Accuracy(task=task, **asked_so), num_concurrent=4)
 
 
-def measured(plan: TaskPlan, folder: Path, book: Book) -> tuple[Answered, Path]:
-    into = folder / "accuracy" / plan.name
-    with serving(book) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, into, lambda *_: None)
-            run.ask(run.steps[0])
-    return read_answers(into, plan), into
-
-
 def half(prompt: str) -> str:
     """The first half of what is asked for, rounded up, in other letters."""
     wanted = solved(prompt)
@@ -70,7 +61,7 @@ def half(prompt: str) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskPlan, Answered, Path, Book]:
     book, folder = Book({}, solve=half, most_tok=1024), tmp_path_factory.mktemp("long")
     plan = plan_of(sequential=False, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
-    return (plan, *measured(plan, folder, book), book)
+    return (plan, *measured(plan, folder, book, most_blocks=1), book)
 
 
 Run = tuple[TaskPlan, Answered, Path, Book]
@@ -108,7 +99,7 @@ def test_the_template_is_counted_as_the_chat_has_it(run: Run) -> None:
 def test_completions_have_the_length_too(tmp_path: Path) -> None:
     book = Book({}, solve=half, most_tok=1024)
     plan = plan_of(api="completions", system_prompt=None, num_questions=5, max_gen_toks=300, sequential=False)
-    answered, _ = measured(plan, tmp_path, book)
+    answered, _ = measured(plan, tmp_path, book, most_blocks=1)
     assert sorted(answer.scores["string_match_all,none"] for answer in answered.answers) == [1 / 2, 3 / 5, 2 / 3, 1, 1]
     lengths = [len(request["prompt"].split()) + 300 for request in book.requests]
     assert all(1024 - 2 * 64 <= length <= 1024 for length in lengths)

@@ -17,12 +17,11 @@ import pytest
 from PIL import Image
 
 from infra.reference_vision import questions
-from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.measuring import measured
 from tests.evidence.test_local_data import Replies, Row
-from tests.fakes.openai_server import Book, serving
+from tests.fakes.openai_server import Book
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, prepare_task
-from vllm_qualify.evidence.answers import Answered, read_answers
+from vllm_qualify.evidence.answers import Answered
 from vllm_qualify.evidence.data import fetch
 from vllm_qualify.evidence.pictures import Pictures, UnusablePictureError
 from vllm_qualify.evidence.thinking import read_replies
@@ -84,17 +83,6 @@ def plan_of(folder: Path, rows: list[Row], task: str = "chartqa", own: Path | No
         questions=[file],
         folder=own,
     )
-
-
-def measured(plan: TaskPlan, folder: Path, book: Book) -> tuple[Answered, Path]:
-    into = folder / "accuracy" / plan.name
-    with serving(book) as address:
-        starting, server = STARTING.model_copy(update={"url": address}), SERVER.model_copy(update={"url": address})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, into, lambda *_: None)
-            for step in run.steps:
-                run.ask(step)
-    return read_answers(into, plan), into
 
 
 def scores(answered: Answered, names: Mapping[str, object]) -> dict[str, list[float]]:

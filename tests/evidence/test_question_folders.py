@@ -10,17 +10,17 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.commands import STARTING
+from tests.evidence.measuring import measured
 from tests.evidence.test_data import write_task
 from tests.evidence.test_groups import reply_of
 from tests.evidence.test_local_data import Replies, Row
 from tests.evidence.test_pictures import drawn, exam
-from tests.fakes.openai_server import Book, serving
+from tests.fakes.openai_server import Book
 from tests.recipes import reference, write
 from vllm_qualify.cli.data import data_app
 from vllm_qualify.errors import CallerError, HostError, RecipeError
-from vllm_qualify.evidence.accuracy import loading, prepare_task
-from vllm_qualify.evidence.answers import Answered, read_answers
+from vllm_qualify.evidence.accuracy import loading
 from vllm_qualify.evidence.data import fetch
 from vllm_qualify.evidence.lm_eval_worker import TaskReply
 from vllm_qualify.plan.cell import TaskPlan
@@ -69,17 +69,6 @@ def plan_of(root: Path, **changed: Any) -> TaskPlan:
     return TaskPlan(settings=Accuracy(**settings), num_concurrent=4, questions=given, folder=own)
 
 
-def measured(plan: TaskPlan, folder: Path, book: Book) -> Answered:
-    into = folder / "accuracy" / plan.name
-    with serving(book) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, into, lambda *_: None)
-            for step in run.steps:
-                run.ask(step)
-    return read_answers(into, plan)
-
-
 def reply_to(plan: TaskPlan, folder: Path) -> TaskReply:
     nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
     with loading(nobody, "reference", plan, folder / "lm-eval") as lm_eval:
@@ -88,7 +77,7 @@ def reply_to(plan: TaskPlan, folder: Path) -> TaskReply:
 
 def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: Path) -> None:
     book = Book(Replies(SAID))
-    answered = measured(plan_of(tmp_path), tmp_path, book)
+    answered, _ = measured(plan_of(tmp_path), tmp_path, book)
     answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert [answer.scores["exact_match,get_response"] for answer in answers] == SCORES
     assert [answer.topic for answer in answers] == [SUBJECTS[place] for place in (0, 0, 1, 2, 2)]
@@ -116,7 +105,8 @@ def test_likelihoods_choose_the_answers_that_were_computed_by_hand(tmp_path: Pat
         return next(letter for words, letter in likeliest.items() if words in text.rpartition("\n\n")[2])
 
     book = Book({}, choose=choose)
-    answers = sorted(measured(plan, tmp_path, book).answers, key=lambda answer: answer.question)
+    answered, _ = measured(plan, tmp_path, book)
+    answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert [answer.scores["acc,none"] for answer in answers] == [1, 0, 1, 1, 0]
     assert len(book.prompts) == 4 * 5
     assert all(text.count("\nAnswer:") == 2 for text in book.prompts)
@@ -272,7 +262,7 @@ def test_each_task_with_data_of_its_own_is_fetched_into_a_file_which_asks_the_sa
     local = plan.model_copy(update={"questions": [tmp_path / "data" / "test", tmp_path / "data" / "shots"]})
     said = Replies({row["question"]: row["answer"] for each in rows.values() for row in each})
     asked = [
-        {(answer.question, answer.doc_hash, answer.prompt_hash) for answer in measured(each, folder, Book(said)).answers}
+        {(answer.question, answer.doc_hash, answer.prompt_hash) for answer in measured(each, folder, Book(said))[0].answers}
         for each, folder in ((plan, tmp_path / "own"), (local, tmp_path / "local"))
     ]
     assert len(asked[0]) == 7
@@ -326,6 +316,6 @@ def test_all_30_subjects_of_mmmu_are_asked_from_a_folder_with_their_pictures(tmp
     settings = Accuracy(task="mmmu_val", num_questions=30, num_fewshot=0, api="chat", stop=[], time_limit_s=120.0)
     plan = TaskPlan(settings=settings, num_concurrent=4, questions=[write_folder(tmp_path / "test", rows)])
     said = Replies({f"for {name} in": "(A)" if at < 15 else "(B)" for at, name in enumerate(names)})
-    answered = measured(plan, tmp_path, Book(said))
+    answered, _ = measured(plan, tmp_path, Book(said))
     scores = {answer.topic: answer.scores["acc,none"] for answer in answered.answers}
     assert scores == {name: float(at < 15) for at, name in enumerate(names)}

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.commands import SERVER, STARTING
+from tests.evidence.commands import STARTING
+from tests.evidence.measuring import measured
 from tests.evidence.test_groups import reply_of
-from tests.fakes.openai_server import Book, serving
+from tests.fakes.openai_server import Book
 from tests.lm_eval_files import hashed
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task, thought_without_answers
+from vllm_qualify.evidence.accuracy import loading, parse_task, thought_without_answers
 from vllm_qualify.evidence.answers import Answered, read_answers
 from vllm_qualify.evidence.data import fetch
 from vllm_qualify.evidence.lm_eval_internals import OURS
@@ -102,21 +103,11 @@ def plan_of(rows: list[Row], folder: Path, task: str = "bfcl", **settings: Any) 
     )
 
 
-def measured(plan: TaskPlan, folder: Path, book: Book) -> tuple[Answered, Path]:
-    into = folder / "accuracy" / plan.name
-    with serving(book) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, into, lambda *_: None)
-            run.ask(run.steps[0])
-    return read_answers(into, plan), into
-
-
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskPlan, Answered, Path, Book]:
     folder, book = tmp_path_factory.mktemp("group"), Book(WORDS, calls=CALLS, thinking={"Rome?": "A city."})
     plan = plan_of(ROWS, folder, system_prompt="Be brief.")
-    return (plan, *measured(plan, folder, book), book)
+    return (plan, *measured(plan, folder, book, most_blocks=1), book)
 
 
 Group = tuple[TaskPlan, Answered, Path, Book]
@@ -211,7 +202,7 @@ def test_evidence_of_other_tools_or_none_is_noticed(forged: Callable[[Row], Row]
 def test_sampled_answers_have_seeds_of_their_own(tmp_path: Path) -> None:
     book = Book(WORDS, calls=CALLS)
     sampling = {"temperature": 0.7}
-    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book)
+    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book, most_blocks=1)
     assert [answer.scores["acc,ast"] for answer in sorted(answered.answers, key=lambda each: each.question)] == [1, 0]
     assert len({request["seed"] for request in book.requests}) == 2
     assert {request["temperature"] for request in book.requests} == {0.7}
@@ -231,7 +222,7 @@ def test_all_questions_are_fetched_as_one_file_that_can_be_asked(tmp_path: Path)
     plan = local.model_copy(update={"settings": settings, "questions": None, "folder": own})
     assert fetch(plan, tmp_path / "data").questions == len(ROWS)
     local = plan.model_copy(update={"questions": [tmp_path / "data" / "test.jsonl"]})
-    answered, _ = measured(local, tmp_path, Book(WORDS, calls=CALLS))
+    answered, _ = measured(local, tmp_path, Book(WORDS, calls=CALLS), most_blocks=1)
     # Of the group's list, multiple comes before simple.
     assert [each.scores["acc,ast"] for each in sorted(answered.answers, key=lambda each: each.question)] == [1, 0, 1, 0]
 
@@ -239,13 +230,15 @@ def test_all_questions_are_fetched_as_one_file_that_can_be_asked(tmp_path: Path)
 def test_calls_that_a_wrong_parser_leaves_in_the_text_score_nothing(tmp_path: Path) -> None:
     text = '<tool_call>{"name": "weather_get", "arguments": {"city": "%s"}}</tool_call>'
     book = Book({"Rome?": text % "Rome", "Oslo?": text % "Oslo"})
-    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book)
+    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book, most_blocks=1)
     assert [answer.scores["acc,ast"] for answer in answered.answers] == [0, 0]
 
 
 def test_a_server_without_a_parser_is_refused_with_the_options_that_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as refused:
-        measured(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, Book(WORDS, calls=CALLS, has_no_parser=True))
+        measured(
+            plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, Book(WORDS, calls=CALLS, has_no_parser=True), most_blocks=1
+        )
     assert "the server has no parser of tool calls" in str(refused.value)
     assert "enable-auto-tool-choice" in (refused.value.remedy or "")
 
