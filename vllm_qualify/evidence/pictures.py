@@ -149,5 +149,6 @@ def _opened(body: bytes) -> Any:
     Image.MAX_IMAGE_PIXELS = None
     try:
         return Image.open(BytesIO(body), formats=FORMS)
+    # Readers of a file's head raise anything, too.
     except Exception as error:
         raise UnusablePictureError(f"a picture is no {' or '.join(FORMS)}: {error}".split(" <_io")[0]) from error
