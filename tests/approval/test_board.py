@@ -640,6 +640,19 @@ def test_an_index_that_is_not_as_it_is_written_is_read_as_a_whole(spoil: Callabl
         assert parse_lines(body) == lines_of(whole)
 
 
+@pytest.mark.parametrize("cells", [(), ("a/a/a/a",), ('a/"\\/\n/a', "b/b/b/b", "c/c/c/c")], ids=len)
+def test_an_index_as_it_is_written_is_read_without_its_lines_being_parsed(
+    cells: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = lines_with([brief_of(cell, 5) for cell in cells], 3)
+
+    def refuse(_body: bytes) -> Index:
+        raise AssertionError("the lines were parsed")
+
+    monkeypatch.setattr(Index, "model_validate_json", refuse)
+    assert parse_lines(write_lines(lines)) == lines
+
+
 def test_a_board_that_changes_all_the_time_is_reported(store: Store) -> None:
     write_board(store, lines_of(index_of(1)))
     text = store.get(BOARD_KEY)

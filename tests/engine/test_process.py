@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.ci import IN_CI
+from vllm_qualify.engine import process as processes
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.process import PROGRESS, guarded, tail, wait_for
+from vllm_qualify.engine.process import PROGRESS, RunningProcess, guarded, tail, wait_for
 from vllm_qualify.errors import HostError
 
 # Deaf to SIGTERM, with a child of its own: what a wedged engine core is like.
@@ -86,6 +87,20 @@ def test_the_death_of_the_guard_ends_the_process_and_counts_as_killed(tmp_path: 
         os.kill(process.guard_pid, signal.SIGKILL)
         assert until(lambda: process.exit_code() == -signal.SIGKILL)
     assert until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_guard_that_ends_while_it_is_looked_at_is_not_taken_for_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = RunningProcess(guard_pid=0, state_file=tmp_path / "state", log=tmp_path / "log")
+    looked_at.state_file.write_text('{"pid": 1}')
+
+    def ending(_: int) -> bool:
+        looked_at.state_file.write_text('{"pid": 1, "exit_code": 0}')
+        return False
+
+    monkeypatch.setattr(processes, "_is_running", ending)
+    assert looked_at.exit_code() == 0
 
 
 def test_children_of_a_process_that_ended_are_ended(tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ def test_parts_that_do_not_fit_into_the_whole_are_reported() -> None:
 
 def test_a_rounded_clock_makes_no_time_below_zero() -> None:
     assert startup(log_of(TOOK), 30 + 20.5 + 30.25 + 18 - 0.5, AT).ready_s == 0
+    # The log cuts its times to seconds, and the launch is known to the millisecond.
+    assert startup(log_of(TOOK), GPU_STARTUP_S, AT + 30.9).process_s == 0
+    assert startup(log_of(TOOK), GPU_STARTUP_S, AT + 31.1).process_s is None
 
 
 def test_each_part_has_its_metric() -> None:

@@ -89,9 +89,16 @@ def test_what_earlier_turns_had_may_hit_and_no_more(tmp_path: Path) -> None:
     assert "prefix-cache queries hit" in because
 
 
+def test_a_turn_of_random_text_may_be_read_as_fewer_tokens(tmp_path: Path) -> None:
+    """In a chat of the reference model a turn had 813 tokens and the one before 716, with 128 drawn and an empty reply."""
+    fewer = [*LENGTHS[:-1], LENGTHS[-1 - CHATS] + 12]
+    assert rows_of(write(tmp_path / "load", input_lens=fewer))[FIRST].invalid_because is None
+
+
 @pytest.mark.parametrize(
     ("changes", "because"),
     [
+        ({"input_lens": [*LENGTHS[:-1], LENGTHS[-1 - CHATS] + 2]}, "1 turns do not have the prompt of the one before in them"),
         ({"input_lens": [LENGTHS[0]] * len(LENGTHS)}, "16 turns do not have the prompt of the one before in them"),
         (
             {"start_times": list(np.linspace(100, 100.06, len(LENGTHS)))},

@@ -1083,6 +1083,22 @@ def test_a_conflict_with_a_swap_that_passes_is_no_error(moto_url: str, in_front:
     assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
 
 
+@pytest.mark.parametrize("tag_is_known", [False, True], ids=["first swap", "later swap"])
+def test_after_an_error_of_the_server_the_object_tells_whether_it_was_swapped(
+    moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch, tag_is_known: bool
+) -> None:
+    """radosgw answers 500 where many writers race. Here it has written nothing; then another writer was quicker."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    tag = swapped(open_store(moto_url), b"1", None) if tag_is_known else None
+    script = in_front(lambda request, count: request.answer(500, "UnknownError") if count == 1 else request.pass_on())
+    swap(open_store(moto_url), b"1 2", tag)
+    assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
+    in_front(lambda request, count: request.answer(500, "UnknownError") if count == 1 else request.pass_on())
+    with pytest.raises(ChangedError):
+        swap(open_store(moto_url), b"1 3", tag)
+    assert open_store(moto_url).get(POINTER) == b"1 2"
+
+
 def test_a_server_that_is_too_slow_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.1)
@@ -1201,6 +1217,15 @@ def test_a_conflict_that_stays_is_busy(moto_url: str, in_front: InFront, monkeyp
     with pytest.raises(StoreBusyError) as raised:
         put(open_store(moto_url), KEY)
     assert_names(raised.value, "evidence", KEY)
+
+
+def test_an_error_of_the_server_that_stays_is_named(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    in_front(lambda request, _: request.answer(500, "InternalError") if request.command == "PUT" else request.pass_on())
+    with pytest.raises(StoreBusyError) as raised:
+        put(open_store(moto_url), KEY)
+    assert_names(raised.value, "evidence", KEY, "was answered 500 InternalError")
 
 
 @pytest.mark.parametrize(

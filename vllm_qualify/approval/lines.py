@@ -17,11 +17,11 @@ from vllm_qualify.publish.store import MissingObjectError, Store
 # A name in runs of plain characters, which is four times as fast as one character after the other.
 _LINE = rb'\n\{"cell":("[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"),"revision":([0-9]{1,18})[,}][^\n]*+'
 _LINES = re.compile(_LINE)
-# The last line alone has no comma.
-_INDEX = re.compile(
-    rb'\{"index_version":%d,"revision":([0-9]{1,18}),"cells":\[((?:(?:%b(?<=\},))*+%b(?<=\}))?+)\n\]\}'
-    % (INDEX_VERSION, _LINE, _LINE)
-)
+_HEAD = re.compile(rb'\{"index_version":%d,"revision":([0-9]{1,18}),"cells":\[' % INDEX_VERSION)
+_END = b"\n]}"
+# Python before 3.11.5 mistakes a possessive repetition of what can step back (cpython issue 106052): it let a comma stand
+# before the end of the index. So nothing follows the lines here, and the last one is given its comma first.
+_ALL_LINES = re.compile(rb"(?:%b(?<=\},))*+" % _LINE)
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,20 @@ def lines_with(cells: Iterable[Brief], revision: int = 0) -> Lines:
 
 def write_lines(lines: Lines) -> bytes:
     text = memoryview(lines.text)[: -1 if lines.text else 0]
-    return b"".join([_head(lines.revision), text, b"\n]}"])
+    return b"".join([_head(lines.revision), text, _END])
 
 
 def parse_lines(body: bytes) -> Lines:
     """Raises ValidationError if it is not an index of this version."""
-    match = _INDEX.fullmatch(body)
-    if not match:
-        # Somebody else wrote it: as another document of the same content, or none.
-        return lines_of(Index.model_validate_json(body))
-    return Lines(int(match[1]), match[2] + b"," if match[2] else b"")
+    head = _HEAD.match(body)
+    if head and body.endswith(_END):
+        # The last line alone has no comma.
+        lines = body[head.end() : -len(_END)]
+        text = lines and lines + b","
+        if _ALL_LINES.fullmatch(text):
+            return Lines(int(head[1]), text)
+    # Somebody else wrote it: as another document of the same content, or none.
+    return lines_of(Index.model_validate_json(body))
 
 
 def newest_lines(store: Store, own: Lines) -> Lines:

@@ -39,10 +39,12 @@ class RunningProcess(Running):
 
     def exit_code(self) -> int | None:
         """None while it runs; below zero for a signal. A process whose guard is gone counts as killed."""
+        # Looked at first: the guard may write the code and end between the two.
+        has_guard = _is_running(self.guard_pid)
         state = json.loads(self.state_file.read_text()) if self.state_file.exists() else {}
         if "exit_code" in state:
             return int(state["exit_code"])
-        return None if _is_running(self.guard_pid) else -signal.SIGKILL
+        return None if has_guard else -signal.SIGKILL
 
     def end(self) -> End | None:
         exit_code = self.exit_code()

@@ -12,6 +12,8 @@ from vllm_qualify.recipe.values import Frozen, Number
 # All time zones differ by multiples of this, and a day is a multiple of it.
 ZONE_STEP_S = 900
 DAY_S = 86_400
+# A log's times are cut to whole seconds.
+LOG_STEP_S = 1
 
 PARTS = {
     "image_s": "startup_image_s",
@@ -148,9 +150,9 @@ def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float,
         return None, "the log does not say when the weights began"
     first_s = (lines[0].clock_s - launched + ZONE_STEP_S / 2) % ZONE_STEP_S - ZONE_STEP_S / 2
     took_s = first_s + _elapsed_s(lines[0], begin)
-    if not 0 <= took_s <= startup_s:
+    if not -LOG_STEP_S < took_s <= startup_s:
         return None, f"by the log's clock the weights began {took_s:.0f} s after the launch, of a start of {startup_s:.0f} s"
-    return took_s, ""
+    return max(took_s, 0.0), ""
 
 
 def _weights(lines: Sequence[LogLine], wording: StartLog) -> PartTime:

@@ -250,8 +250,10 @@ class S3Store:
             **({"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}),
             **self._settings.arguments(once=action == "write"),
         }
+        refusal: ClientError | None = None
         for pause_s in _PAUSES_S:
-            if self._put(action, name, body, arguments):
+            refusal = self._put(action, name, body, arguments)
+            if refusal is None:
                 return True
             there = self._head(name)
             if there.write_id == write_id:
@@ -260,21 +262,24 @@ class S3Store:
                 return False
             # The condition holds, but the server refused: another write is under way, and may still fail.
             time.sleep(pause_s)
+        if refusal is not None and _status(refusal) == 500:
+            with self._errors.by(action, name):
+                raise refusal
         raise self._errors.busy(f"other writes of {name} keep getting in the way")
 
-    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> bool:
-        """Whether it was written; not if the server refuses the condition."""
+    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> ClientError | None:
+        """None if it was written, else the answer that refuses the condition or does not say what became of it."""
         # A bucket with object lock refuses an object without this checksum.
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
-        def put() -> bool:
+        def put() -> ClientError | None:
             try:
                 self._client.put_object(Bucket=self._bucket, Key=name, Body=body, ContentMD5=md5, **arguments)
             except ClientError as error:
-                if not _refuses_condition(error):
+                if not _leaves_open(error):
                     raise
-                return False
-            return True
+                return error
+            return None
 
         return self._asked(action, put, name)
 
@@ -312,9 +317,13 @@ def _again_when_cut(read: Callable[[], Stored]) -> Stored:
     return read()
 
 
-def _refuses_condition(error: ClientError) -> bool:
-    """Whether the answer says that the condition does not hold, or that the object is about to change."""
-    return _status(error) in (409, 412) or _code(error) == "NoSuchKey"
+def _leaves_open(error: ClientError) -> bool:
+    """Whether only the object can tell what became of the write.
+
+    The condition does not hold, or the object is about to change. With 500 a server says neither, and may have written it:
+    radosgw does so where sixteen writers race.
+    """
+    return _status(error) in (409, 412, 500) or _code(error) == "NoSuchKey"
 
 
 def _s3_client(bucket: str) -> "S3Client":
