@@ -124,7 +124,7 @@ def _await_health(url: str, process: RunningProcess) -> None:
 
 def _is_healthy(url: str) -> bool:
     try:
-        # No proxy stands before this machine's own server.
-        return httpx.get(url, timeout=5, trust_env=False).is_success
+        # No proxy stands before this machine's own server, and it has no certificate: to read the trusted ones takes 25 ms.
+        return httpx.get(url, timeout=5, trust_env=False, verify=False).is_success  # noqa: S501
     except httpx.HTTPError:
         return False

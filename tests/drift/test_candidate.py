@@ -281,6 +281,10 @@ def test_another_model_other_packages_or_other_variables_are_another_question(
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     ask(stand_in, subjects(question, model), cache)
     assert kept() == 4
+    # Ours say nothing to vLLM.
+    monkeypatch.setenv("VLLM_QUALIFY_HOST", "another")
+    ask(stand_in, subjects(question, model), cache)
+    assert kept() == 4
 
 
 def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:

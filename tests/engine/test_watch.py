@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pynvml
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.confinement import quiet_environment
@@ -42,6 +43,7 @@ from vllm_qualify.recipe.tables import EngineTable, table_of, versions
 
 CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
 FAMILIES = frozenset(kept(VLLM_KIND, "0.32.0").names.values())
+CAPTURED = Path(__file__).parents[1] / "evidence" / "captured"
 # Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -101,6 +103,15 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
 def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
     assert parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == COUNTERS
     assert {family_of(key) for key in COUNTERS} <= FAMILIES
+
+
+@pytest.mark.parametrize("name", ["load/metrics-2-after.txt", "speculation/batch1/drafted/metrics-1-after.txt"])
+def test_a_page_of_a_real_server_says_the_same_as_to_a_parser_of_all_its_lines(name: str) -> None:
+    page = (CAPTURED / name).read_text()
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    wanted = [sample for sample in samples if sample.name.removesuffix("_total") in FAMILIES]
+    assert len(wanted) > 5
+    assert sorted(parse_metrics(page, FAMILIES).values()) == sorted(sample.value for sample in wanted)
 
 
 def test_what_is_no_number_is_left_out() -> None:

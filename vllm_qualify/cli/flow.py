@@ -3,13 +3,9 @@
 import importlib
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_qualify.errors import HostError
-
-if TYPE_CHECKING:
-    pass
-
 
 STATE_CHANGES = ("Beginning ", "Finished in state ")
 

@@ -29,6 +29,8 @@ ASKING = "asking vLLM what it takes"
 PROBE_LIMIT_S = 600
 # Linux allows 128 KiB in an argument.
 LONGEST_QUESTION = 100_000
+# Of variables that vLLM never reads: a host's home, its name, its store.
+OUR_OWN = "VLLM_QUALIFY_"
 # A commit of the hub, not a branch or a tag.
 PINNED = re.compile("[0-9a-f]{40}")
 
@@ -137,7 +139,7 @@ def answer_file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, 
 
 
 def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
-    own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+    own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and not name.startswith(OUR_OWN)}
     # By content: the paths that the engine sees are in the question, and in a container they are always the same.
     held = [_local_models(one.server) for one in group]
     digests = {model: _configuration_digest(model) for models in held for model in models}

@@ -53,6 +53,7 @@ from typing import Any
 
 METRIC_PREFIX = "vllm:"
 VARIABLE_PREFIX = "VLLM_"
+A_NAME = re.compile(f"[\"']{VARIABLE_PREFIX}")
 # Where versions have the registry of tool parsers, the newest first.
 TOOL_PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
@@ -231,7 +232,8 @@ def variables(package: Path) -> list[str]:
 
 def variables_read(source: str) -> set[str]:
     """The names in `os.environ["VLLM_…"]`, `os.environ.get("VLLM_…")`, `os.getenv("VLLM_…")` and `"VLLM_…" in os.environ`."""
-    if VARIABLE_PREFIX not in source or not re.search("environ|getenv", source):
+    # Only a file that has such a text is read as Python: most files get the variables by their attributes of vllm.envs.
+    if not A_NAME.search(source) or not re.search("environ|getenv", source):
         return set()
     names = {constant_of(place) for node in ast.walk(ast.parse(source)) for place in places_of_a_name(node)}
     return {name for name in names if name.startswith(VARIABLE_PREFIX)}

@@ -177,12 +177,21 @@ def parse_metrics(page: str, families: Collection[str]) -> dict[str, float]:
     """A metrics page's gauges and counters of these families, each as `name{label="value",…}`. Raises ValueError."""
     return {
         _key(sample.name, sample.labels): float(sample.value)
-        for family in text_string_to_metric_families(page)
+        for family in text_string_to_metric_families(_lines_of(page, families))
         if family.name in families and family.type in ("gauge", "counter")
         for sample in family.samples
         # `_created` is a time and not a count, and NaN is not a value.
         if not sample.name.endswith("_created") and math.isfinite(sample.value)
     }
+
+
+def _lines_of(page: str, families: Collection[str]) -> str:
+    """The lines of these families. A page without any is returned whole, so that the parser refuses what is no page of metrics.
+
+    The parser needs 25 ms of a core for a whole page of vLLM's, and a page is read twice a second.
+    """
+    starts = tuple(start for family in families for start in (family, f"# TYPE {family}"))
+    return "".join(f"{line}\n" for line in page.split("\n") if line.startswith(starts)) or page
 
 
 def family_of(key: str) -> str:
