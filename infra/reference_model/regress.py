@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 # Steps from zero to each matrix's largest weight; chosen by trials (README.md has the scores).
-LEVELS = 5
+LEVELS = 4
 
 
 def round_coarsely(weights: torch.Tensor, levels: int) -> torch.Tensor:
