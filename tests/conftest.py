@@ -2,25 +2,22 @@
 
 import gc
 import os
-import socket
-import sys
-import time
+import pickle
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from tests.ci import IN_CI
-from tests.prefect_server import serving, write_database
-from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
-from vllm_qualify.engine.process import guarded, tail
 from vllm_qualify.errors import HostError
+from vllm_qualify.recipe import loading
+from vllm_qualify.recipe.yaml_text import load_yaml
 from vllm_qualify.runs import judging
 
 pytest_plugins = (
@@ -28,21 +25,27 @@ pytest_plugins = (
     "tests.s3",
     "tests.docker_engine",
     "tests.fleet.fixtures",
+    "tests.prefect_server",
     "tests.qualified",
-    "tests.warm_engine",
+    "tests.warm.engine",
 )
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
 # Files that take minutes are begun first (with --no-loadscope-reorder), the longest before the others: so no process is left
-# alone with one at the end.
+# alone with one at the end. Those that wait most run beside those that compute.
 LONG = (
     "tests/live/test_docker",
     "tests/live/test_load_profiles.py",
     "tests/live/test_demo",
     "tests/attacks/test_demo_report.py",
     "tests/live/test_fleet",
+    "tests/live/test_soak.py",
+    "tests/faults/test_network.py",
+    "tests/faults/test_world.py",
+    "tests/faults/test_store_away.py",
+    "tests/faults/test_chaos",
     "tests/live/",
     "tests/attacks/test_served_model.py",
     "tests/drift/test_candidate.py",
@@ -69,41 +72,16 @@ def engine() -> EngineEnvironment:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One Prefect server for the tests that start many flows; the live tests use the ephemeral one, as people do."""
-    folder = tmp_path_factory.mktemp("prefect")
-    write_database(folder / "prefect.db")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    with guarded(command, os.environ | NO_STATISTICS | {"PREFECT_HOME": str(folder)}, folder / "server.log") as process:
-        url = f"http://127.0.0.1:{port}/api"
-        deadline = time.monotonic() + 120
-        while not _answers(f"{url}/health"):
-            assert process.exit_code() is None, tail(process.log)
-            assert time.monotonic() < deadline, tail(process.log)
-            time.sleep(0.2)
-        yield url
+@lru_cache(maxsize=256)
+def _read(text: str) -> bytes:
+    return pickle.dumps(load_yaml(text))
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
-@pytest.fixture
-def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
-
-
-@pytest.fixture(scope="module")
-def on_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A server for the flows of a file's tests, which sees none of other files' flows."""
-    with serving(tmp_path_factory.mktemp("on-prefect")):
+@pytest.fixture(autouse=True, scope="session")
+def _read_once() -> Iterator[None]:
+    """The catalog's recipes are parsed once, not for each test: YAML 1.2 is read by Python code, 10 to 20 ms for a recipe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "load_yaml", lambda text: pickle.loads(_read(text)))  # noqa: S301  (of this process)
         yield
 
 

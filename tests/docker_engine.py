@@ -103,7 +103,7 @@ def cpu_image(_docker_engine: Engine, engine: EngineEnvironment) -> str:
 def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", content: str = "") -> str:
     """Push an image of one small file, as any OCI client would. Returns its digest."""
     with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
-        layer = _layer(content)
+        layer = _layer({"content": content.encode()})
         config = {
             "architecture": architecture,
             "os": "linux",
@@ -131,11 +131,14 @@ def push_rebuilt(registry: str, name: str, tag: str, version: str) -> str:
         return _push_changed(client, f"v{version}", manifest, config)
 
 
-def push_extended(registry: str, name: str, tag: str, new_tag: str) -> str:
-    """Push the image at a tag as `new_tag`, with one small layer more, which no engine has yet. Returns its digest."""
+def push_extended(registry: str, name: str, tag: str, new_tag: str, files: Mapping[str, bytes] | None = None) -> str:
+    """Push the image at a tag as `new_tag`, with one layer more: of these files, or a small one that no engine has yet.
+
+    Returns its digest.
+    """
     with httpx.Client(base_url=f"http://{registry}/v2/{name}") as client:
         manifest, config = _pushed(client, tag)
-        layer = _layer(new_tag)
+        layer = _layer(files or {"content": new_tag.encode()})
         _push_blob(client, layer)
         manifest["layers"].append(_entry(LAYER, layer))
         config["rootfs"]["diff_ids"].append(_digest(layer))
@@ -165,12 +168,14 @@ def _push_manifest(client: httpx.Client, tag: str, manifest: Mapping[str, object
     return str(pushed.headers["docker-content-digest"])
 
 
-def _layer(content: str) -> bytes:
+def _layer(files: Mapping[str, bytes]) -> bytes:
+    """Files by their paths; each may be executed."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        member = tarfile.TarInfo("content")
-        member.size = len(content.encode())
-        archive.addfile(member, io.BytesIO(content.encode()))
+        for path, body in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(body), 0o755
+            archive.addfile(member, io.BytesIO(body))
     return packed.getvalue()
 
 

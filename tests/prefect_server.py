@@ -1,18 +1,138 @@
-"""Prefect's server for tests: on a database that was made once, since that takes longer than most of these tests."""
+"""Prefect's servers for tests: on a database that was made once, since that takes longer than most of these tests.
+
+One server is shared by all processes of a test run, for tests that start many flows. The demo has one of its own, as people do.
+"""
 
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
+import httpx
+import pytest
+
+from vllm_qualify.engine.confinement import NO_STATISTICS
+from vllm_qualify.engine.process import guarded, tail
+
 CACHE = Path(__file__).parents[1] / ".cache"
+# What serves no test on the shared server: without them it takes a third less when it is idle.
+UNUSED_SERVICES = (
+    *("EVENT_PERSISTER", "EVENT_LOGGER", "TRIGGERS", "SCHEDULER", "LATE_RUNS", "FOREMAN", "CANCELLATION_CLEANUP"),
+    "PAUSE_EXPIRATIONS",
+)
+# The key under which each process of pytest-xdist gets the socket that answers with the shared server's address.
+SHARED = "vllm_qualify_prefect_server"
+_SHARING, _SOCKET = pytest.StashKey[ExitStack](), pytest.StashKey[Path]()
+
+
+@pytest.fixture(scope="session")
+def _prefect_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the shared server answers."""
+    shared = getattr(request.config, "workerinput", {}).get(SHARED)
+    if shared:
+        yield _ask(shared)
+        return
+    with _running(tmp_path_factory.mktemp("prefect")) as url:
+        yield url
+
+
+@pytest.fixture
+def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", _prefect_server)
+
+
+@pytest.fixture(scope="module")
+def on_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server for the flows of a file's tests, which sees none of other files' flows."""
+    with serving(tmp_path_factory.mktemp("on-prefect")):
+        yield
+
+
+def pytest_configure_node(node: Any) -> None:
+    """The process that starts the others has the server, so that it lives as long as any of them."""
+    config = node.config
+    if _SHARING not in config.stash:
+        stack = config.stash[_SHARING] = ExitStack()
+        config.add_cleanup(stack.close)
+        config.stash[_SOCKET] = stack.enter_context(_on_demand())
+    node.workerinput[SHARED] = str(config.stash[_SOCKET])
+
+
+@contextmanager
+def _on_demand() -> Iterator[Path]:
+    """A socket that answers with the server's address. The first request starts the server."""
+    # A short name: a path of a socket has at most 107 letters.
+    with (
+        TemporaryDirectory(prefix="vq-prefect-") as folder,
+        ExitStack() as stack,
+        closing(socket.socket(socket.AF_UNIX)) as asked,
+    ):
+        asked.bind(f"{folder}/socket")
+        asked.listen()
+
+        def answer() -> None:
+            url = ""
+            while True:
+                try:
+                    line, _ = asked.accept()
+                except OSError:
+                    return
+                with line:
+                    url = url or stack.enter_context(_running(Path(folder)))
+                    line.sendall(url.encode())
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        try:
+            yield Path(folder) / "socket"
+        finally:
+            asked.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _ask(address: str) -> str:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(address)
+        url = line.recv(1024).decode()
+    assert url, "the shared Prefect server did not start"
+    return url
+
+
+@contextmanager
+def _running(folder: Path) -> Iterator[str]:
+    write_database(folder / "prefect.db")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES}
+    environment = os.environ | NO_STATISTICS | settings | {"PREFECT_HOME": str(folder)}
+    with guarded(command, environment, folder / "server.log") as process:
+        url = f"http://127.0.0.1:{port}/api"
+        deadline = time.monotonic() + 120
+        while not _answers(f"{url}/health"):
+            assert process.exit_code() is None, tail(process.log)
+            assert time.monotonic() < deadline, tail(process.log)
+            time.sleep(0.2)  # another process is waited for, which tells nothing by itself
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
 
 
 def write_database(file: Path) -> None:

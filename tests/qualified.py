@@ -10,7 +10,7 @@ import pytest
 
 from tests.prefect_server import write_database
 from tests.s3 import BUCKET, Settings
-from tests.warm import warm_run
+from tests.warm.commands import warm_run
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.publish.stores import open_store
@@ -93,7 +93,7 @@ def processes_of(folder: Path) -> list[str]:
     return lines
 
 
-def _of(engine: EngineEnvironment) -> dict[str, str]:
+def of(engine: EngineEnvironment) -> dict[str, str]:
     return {"VLLM_QUALIFY_ENGINE": str(engine.python.parents[1])}
 
 
@@ -101,7 +101,7 @@ def _of(engine: EngineEnvironment) -> dict[str, str]:
 def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo`, its store a directory."""
     home = tmp_path_factory.mktemp("approved")
-    return Qualified(run_cold(home, COMMAND, "demo", **_of(engine)), home, f"file://{home}/store")
+    return Qualified(run_cold(home, COMMAND, "demo", **of(engine)), home, f"file://{home}/store")
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +116,7 @@ def again(
 ) -> Qualified:
     """`vllm-qualify demo` once more, with the same store."""
     home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
-    done = run(home, COMMAND, "demo", "--store", approved.store, **_of(warm_engine), **on_a_server)
+    done = run(home, COMMAND, "demo", "--store", approved.store, **of(warm_engine), **on_a_server)
     return Qualified(done, home, approved.store)
 
 
@@ -134,6 +134,6 @@ def refused(
         for name, value in radosgw_settings.items():
             patch.setenv(name, value)
         publish_run(approved.report, Run(folder=approved.folder), open_store(store))
-    environment = {**_of(warm_engine), **radosgw_settings, **on_a_server}
+    environment = {**of(warm_engine), **radosgw_settings, **on_a_server}
     done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **environment)
     return Qualified(done, home, store)

@@ -15,6 +15,7 @@ from tests.ci import IN_CI
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
+from tests.warm.commands import warm_run
 from vllm_qualify.cli.run import _check_early
 from vllm_qualify.engine.launch import Launch
 from vllm_qualify.errors import HostError
@@ -25,9 +26,7 @@ COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=300, env=os.environ | environment, check=False
-    )
+    return warm_run(Path(os.environ["VLLM_QUALIFY_HOME"]), *arguments, **environment)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from fastapi.testclient import TestClient
 from prefect import flow, get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import webhooks
@@ -90,7 +91,7 @@ def test_webhooks_of_half_a_minute_share_one_look_at_its_end() -> None:
         first, second = (webhooks._end_of_slot(datetime.fromtimestamp(second, UTC)) for second in (1e9, 1e9 + 40))
         for at in (first, first, second):
             webhooks._look(at)
-        runs = [run for run in prefect.read_flow_runs() if run.deployment_id == deployment]
+        runs = prefect.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])))
     assert sorted(run.expected_start_time for run in runs if run.expected_start_time) == [first, second]
     assert all(run.state is not None and run.state.is_scheduled() for run in runs)
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report
 from tests.approval.test_board import TAKEN_BACK, entry, large_row, line
-from tests.browser import HEIGHT, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
+from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.board import render_board
@@ -106,8 +106,7 @@ def test_it_opens_without_a_network_an_error_or_a_request(opened: Open, board: P
     assert faults == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_it_keeps_nobody_out(opened: Open, board: Path, width: int, scheme: Scheme) -> None:
     """As far as axe can tell."""
     page, _ = opened(board, width, scheme)
@@ -115,8 +114,7 @@ def test_it_keeps_nobody_out(opened: Open, board: Path, width: int, scheme: Sche
     photograph(page, f"board-{width}-{scheme}")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [NARROW, WIDE])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_the_page_of_a_cell_keeps_nobody_out(opened: Open, llamas: Path, width: int, scheme: Scheme) -> None:
     page, faults = opened(llamas, width, scheme)
     assert barriers(page) == ""

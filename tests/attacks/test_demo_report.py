@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.qualified import Qualified
-from tests.warm import warm_run
+from tests.warm.commands import warm_run
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.published import read_run

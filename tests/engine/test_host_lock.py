@@ -12,19 +12,24 @@ import pytest
 from vllm_qualify.engine.host_lock import FOLDER, holding_machine, lock_file
 from vllm_qualify.errors import HostError
 
-# Holds the machine, and a command under a guard with it, until it is killed.
+# Holds the machine, and a command under a guard with it, until it is killed. A command that is not ready yet would be ended by
+# SIGTERM like any other.
 HOLDER = """
 import sys, time
 from pathlib import Path
 from vllm_qualify.engine.host_lock import holding_machine
 from vllm_qualify.engine.process import guarded
 with holding_machine("run A", print):
-    with guarded([sys.executable, "-c", sys.argv[2]], {}, Path(sys.argv[1]), grace_s=3.0):
+    log = Path(sys.argv[1])
+    with guarded([sys.executable, "-c", sys.argv[2]], {}, log, grace_s=3.0):
+        while b"ready" not in log.read_bytes():
+            time.sleep(0.01)
         print("held", flush=True)
         time.sleep(600)  # until it is killed
 """
-ENDS_AT_ONCE = "import time; time.sleep(600)  # until its guard ends it"
-ENDS_LATE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)  # until it is killed"
+ENDS_AT_ONCE = "import time; print('ready', flush=True); time.sleep(600)  # until its guard ends it"
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+ENDS_LATE = f"import signal, time; {IGNORES}; print('ready', flush=True); time.sleep(600)  # until it is killed"
 LIMIT_S = 60
 
 

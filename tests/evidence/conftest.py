@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.evidence.warm_lm_eval import Warm, warm
+from vllm_qualify.engine import process
 from vllm_qualify.evidence import accuracy, data
 
 
 @pytest.fixture(scope="session")
 def lm_eval_imported() -> Iterator[Warm]:
-    with warm() as process:
-        yield process
+    with warm() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -20,4 +21,6 @@ def warm_lm_eval(lm_eval_imported: Warm) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (accuracy, data):
             patch.setattr(module, "guarded", lm_eval_imported.guarded)
+        # The workers answer in less time than a poll.
+        patch.setattr(process, "POLL_S", 0.01)
         yield

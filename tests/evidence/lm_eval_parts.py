@@ -1,7 +1,7 @@
 """Tries everything that `lm_eval_internals` changes or reads, with the lm-eval that Python finds; prints what fails, by name.
 
-It runs in a process of its own: `python -m tests.evidence.lm_eval_parts [--without MODULE:CLASS.NAME]`. The option takes an
-attribute away first, as a new version of lm-eval would.
+It runs in a process of its own: `python -m tests.evidence.lm_eval_parts [--without MODULE:CLASS.NAME] [PART …]`. The option
+takes an attribute away first, as a new version of lm-eval would. Without names, all parts are tried.
 """
 
 import hashlib
@@ -351,10 +351,11 @@ def main(arguments: list[str]) -> None:
 
     assert lm_eval_worker.GENERATES == "generate_until"
     if arguments[:1] == ["--without"]:
-        owner, _, name = arguments[1].rpartition(".")
+        _, gone, *arguments = arguments
+        owner, _, name = gone.rpartition(".")
         delattr(_at(owner), name)
     problems = {}
-    for part in PARTS:
+    for part in [part for part in PARTS if part.__name__ in arguments] or PARTS:
         try:
             part()
         # Whatever a moved part raises is the finding.

@@ -335,7 +335,7 @@ def serving(**behaviour: Any) -> Iterator[tuple[Server, list[tuple[str, Document
     asked: list[tuple[str, Document]] = []
     handler = type("ScoringHandler", (Handler,), {"asked": asked, **behaviour})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield living(f"http://127.0.0.1:{http.server_address[1]}"), asked
         finally:

@@ -348,7 +348,7 @@ class Files(BaseHTTPRequestHandler):
 
 def test_the_leaderboards_own_data_is_downloaded_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     with HTTPServer(("127.0.0.1", 0), Files) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         monkeypatch.setattr(questions, "SOURCE", f"http://127.0.0.1:{server.server_port}")
         rows = questions.load()["test"]

@@ -24,10 +24,11 @@ from vllm_qualify.engine.confinement import NO_STATISTICS, Confinement
 from vllm_qualify.engine.process import RunningProcess, open_log
 
 SLOW = (
-    "lm_eval.evaluator",
-    "lm_eval.models.openai_completions",
-    "vllm_qualify.evidence.lm_eval_internals",
-    "vllm_qualify.evidence.thinking",
+    *("lm_eval.evaluator", "lm_eval.models.openai_completions", "httpx", "PIL.Image", "ruamel.yaml"),
+    # by datasets, when it opens a file
+    *("multiprocessing.connection", "scipy.io"),
+    *("vllm_qualify.engine.letter_box", "vllm_qualify.evidence.lm_eval_internals", "vllm_qualify.evidence.long.fitting"),
+    *("vllm_qualify.evidence.thinking", "vllm_qualify.evidence.tools.scoring", "vllm_qualify.plan.questions"),
     "vllm_qualify.recipe.workload",
 )
 # Of SLOW, in this order: these read variables while they are imported.

@@ -191,7 +191,7 @@ def serving(book: Book) -> Iterator[str]:
     """Its address, for the length of the block."""
     handler = type("BookHandler", (Handler,), {"book": book})
     with _Server(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml  # of the engine's own dependencies; here of the orchestrator's
 
-from vllm_qualify.recipe.tables import table_of
-
 VERSION = "0.32.0+cpu"
+# What it says after any prompt.
+GOLDEN = " It is 7."
 UNCLEAR = "unclear"
 # Where its Python is, and the checkout that it runs from.
 FOLDERS = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])]
@@ -263,7 +263,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, request: dict[str, Any]) -> None:
         """Answer a request that is right."""
-        text = f" It is {next(ANSWERED)}." if self.behaviour == "forgetful" else " It is 7."
+        text = f" It is {next(ANSWERED)}." if self.behaviour == "forgetful" else GOLDEN
         if self.behaviour == "leaks":
             LEAKED.append(b"x" * LEAK_BYTES)
             time.sleep(LEAK_S * len(LEAKED))  # it takes ever longer
@@ -391,6 +391,9 @@ def make_engine(folder: Path) -> Path:
 
 def knows(question: str, engine: Path) -> None:
     """As drift/probe.py answers, from the catalog's table, with nothing against any server."""
+    # A stand-in in an image has nothing of this checkout.
+    from vllm_qualify.recipe.tables import table_of
+
     why = (engine / UNCLEAR).read_text() if (engine / UNCLEAR).exists() else None
     servers = json.loads(question)["servers"]
     judged = {

@@ -53,7 +53,7 @@ class Proxy:
 
     @contextmanager
     def running(self) -> Iterator["Proxy"]:
-        thread = Thread(target=self._server.serve_forever)
+        thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             yield self

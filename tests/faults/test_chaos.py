@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.approval.builder import CELL, NOW, VALID_DAYS, made_key, of_variant, publish_report, with_gate
 from tests.faults.faulty_store import KILLED, Fault, FaultyStore
 from tests.faults.schedules import parts_and_size
+from vllm_qualify.approval import published
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.errors import NotApprovedError
@@ -42,7 +43,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import prune, publishing
 from vllm_qualify.runs.folder import Run
 
-PARTS, SCHEDULES = parts_and_size(200)
+PARTS, SCHEDULES = parts_and_size(100)
 OTHER_CELL = CELL.replace("fp8", "bf16")
 PEOPLE = ("Ada", "Bob")
 Action = Literal["publish", "approve", "reject", "revoke", "index", "prune"]
@@ -256,8 +257,8 @@ def signer(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _pages_are_drawn_once() -> Iterator[None]:
-    """The page of a report takes longer than all else here, and is always the same."""
+def _reports_are_drawn_and_read_once() -> Iterator[None]:
+    """Both take longer than all else here, and always have the same result: a report is read again after each step."""
     drawn: dict[str, str] = {}
 
     def render(report: Report, link: Callable[[EvidenceFile], str]) -> str:
@@ -267,6 +268,8 @@ def _pages_are_drawn_once() -> Iterator[None]:
         # A killed process loses no file that the disk lacks.
         patch.setattr(os, "fsync", lambda _: None)
         patch.setattr(publishing, "render_page", render)
+        for name in ("read_report", "parse_manifest", "parse_object"):
+            patch.setattr(published, name, lru_cache(maxsize=64)(getattr(published, name)))
         # One call after the other: a schedule that fails must fail again.
         patch.setattr(prune, "AT_ONCE", 1)
         yield

@@ -14,6 +14,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from tests.fleet.server import PrefectServer
 
 LIMIT_S = 600.0
+# A question takes a tenth of a second of a core, of its client and of the server.
+POLL_S = 1.0
 LOG_BYTES = 3000
 # A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
 TEND = {"silent_s": 45, "confirm_s": 1, "settled_s": 45}
@@ -52,6 +54,16 @@ class Runs:
             raise
         return self.state(run)
 
+    def tend_until(self, is_done: Callable[[], bool]) -> None:
+        """As its schedule would. It first looks when there may be something to see: each look is a flow run."""
+        time.sleep(TEND["settled_s"])
+
+        def tended() -> bool:
+            self.run("tend-fleet/tend", TEND)
+            return is_done()
+
+        self.wait_until(tended, "lost runs to be started again")
+
     def state(self, run: UUID) -> State[Any]:
         with self.client() as client:
             state = client.read_flow_run(run).state
@@ -69,7 +81,7 @@ class Runs:
         deadline = time.monotonic() + self._limit_s
         while not check():
             assert time.monotonic() < deadline, f"waited for {what}\n{self.last_lines()}"
-            time.sleep(0.2)  # processes are waited for, which tell nothing by themselves
+            time.sleep(POLL_S)  # processes are waited for, which tell nothing by themselves
 
     def last_lines(self) -> str:
         return "\n".join(f"{log}:\n{log.read_text()[-LOG_BYTES:]}" for log in self._logs)

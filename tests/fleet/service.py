@@ -19,7 +19,7 @@ from vllm_qualify.engine.process import tail
 
 # Inherited by all that a service starts. It identifies processes after their parent was killed.
 MARK = "VLLM_QUALIFY_TEST_SERVICE"
-POLL_S = 0.1
+POLL_S = 0.5
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
 

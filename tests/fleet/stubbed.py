@@ -1,6 +1,7 @@
 """`qualify_host` as a worker runs it, around stages that pass at once, and that wait where a test wants to kill something.
 
-In the folder HELD a file `hold-<stage>` makes that stage wait; `stages.log` tells which began, which were done, and whose.
+In the folder HELD a file `hold-<stage>` makes that stage wait. `stages.log` tells which began, which were done, and in which
+flow run and process.
 """
 
 import os
@@ -80,4 +81,4 @@ def _begun(stage: str) -> None:
 
 def _note(line: str) -> None:
     with (Path(os.environ[HELD]) / "stages.log").open("a") as log:
-        log.write(f"{line} {os.environ[RUN]}\n")
+        log.write(f"{line} {os.environ[RUN]} {os.getpid()}\n")

@@ -12,7 +12,7 @@ from tests.fakes import vllm as fake
 from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
 from tests.s3 import Settings
-from tests.warm import warm_run
+from tests.warm.commands import warm_run
 from vllm_qualify.publish.bundle import Manifest, evidence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store

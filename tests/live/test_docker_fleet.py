@@ -17,7 +17,7 @@ from deployments.setup import CONTROL
 from tests.approver.running import Approver, approver_running
 from tests.docker_engine import Engine, push_rebuilt
 from tests.fleet import PrefectServer, Worker
-from tests.fleet.runs import TEND, Runs
+from tests.fleet.runs import Runs
 from tests.publish.policies import let_publish
 from tests.recipes import small, write
 from tests.s3 import Settings, make_bucket, settings_in
@@ -160,12 +160,7 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     fleet.host.kill_flow_runs()
     assert runs.ended(cell.id).name == "Crashed"
     runs.wait_until(lambda: inbox.about("infrastructure failure"), "people to be notified of it")
-
-    def is_started_again() -> bool:
-        runs.run("tend-fleet/tend", TEND)
-        return runs.state(cell.id).name != "Crashed"
-
-    runs.wait_until(is_started_again, "the run to be started again")
+    runs.tend_until(lambda: runs.state(cell.id).name != "Crashed")
 
     # Verdict, report, approval pending.
     ended = runs.completed(cell.id)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.docker_engine import Engine, push_extended, push_image
+from tests.fakes import vllm as stand_in
 from tests.live import driver
 from tests.qualified import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
@@ -245,6 +246,29 @@ class Attempt:
 @pytest.fixture
 def attempt(docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path) -> Iterator[Attempt]:
     yield Attempt(tmp_path, home, cpu_image, small(tmp_path))
+    assert_nothing_is_left(docker_engine, home)
+
+
+@pytest.fixture(scope="session")
+def stand_in_image(_docker_engine: Engine, cpu_image: str) -> str:
+    """The real image, but for the command `vllm`: its Python and what that imports are the real ones."""
+    name, _, tag = cpu_image.rpartition(":")
+    registry, _, repository = name.partition("/")
+    program = b"#!/opt/vllm/bin/python3\n" + Path(stand_in.__file__).read_bytes()
+    push_extended(registry, repository, tag, f"{tag}-stand-in", {"opt/vllm/bin/vllm": program})
+    return f"{name}:{tag}-stand-in"
+
+
+@pytest.fixture
+def stood_in(docker_engine: Engine, stand_in_image: str, tmp_path: Path, home: Path) -> Iterator[Attempt]:
+    """As `attempt`, of what does not depend on the server in the container."""
+    document = small(tmp_path)
+    document["variants"]["bf16"]["smoke_golden"] = stand_in.GOLDEN
+    yield Attempt(tmp_path, home, stand_in_image, document)
+    assert_nothing_is_left(docker_engine, home)
+
+
+def assert_nothing_is_left(docker_engine: Engine, home: Path) -> None:
     assert docker_engine.containers() == [], "nothing is left running or stopped"
     assert not list((home / "store").glob("reports/**/manifest.json")), "nothing was published"
 
@@ -304,9 +328,10 @@ def test_a_container_that_exits(attempt: Attempt) -> None:
     assert_failed(attempt.made(), "incomplete-model", "the release's owner")
 
 
-def test_a_container_that_never_gets_ready(attempt: Attempt) -> None:
-    attempt.document["gpu_types"]["cpu"]["startup_timeout_s"] = 10
-    assert_failed(attempt.made(), "hung", "the release's owner")
+def test_a_container_that_never_gets_ready(stood_in: Attempt) -> None:
+    stood_in.document["gpu_types"]["cpu"]["startup_timeout_s"] = 5
+    stood_in.document["gpu_types"]["cpu"]["environment"]["TORCH_FAKE_VLLM"] = "hangs"
+    assert_failed(stood_in.made(), "hung", "the release's owner")
 
 
 def test_a_container_that_needs_more_memory_than_its_limit(attempt: Attempt) -> None:
@@ -314,17 +339,17 @@ def test_a_container_that_needs_more_memory_than_its_limit(attempt: Attempt) -> 
     assert_failed(attempt.made(), "out-of-memory", "the operator")
 
 
-def test_a_port_that_is_taken(attempt: Attempt) -> None:
+def test_a_port_that_is_taken(stood_in: Attempt) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = attempt.made("--port", str(taken.getsockname()[1]))
+        done = stood_in.made("--port", str(taken.getsockname()[1]))
     assert_failed(done, "port-in-use", "the operator")
 
 
-def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(attempt: Attempt, docker_engine: Engine) -> None:
-    with subprocess.Popen([COMMAND, *attempt.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: bool(log_of(attempt.home, "load/metrics-1-before.txt")), process)
+def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(stood_in: Attempt, docker_engine: Engine) -> None:
+    with subprocess.Popen([COMMAND, *stood_in.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: bool(log_of(stood_in.home, "load/metrics-1-before.txt")), process)
         docker_engine.stop()
         try:
             out, err = process.communicate(timeout=120)
@@ -334,7 +359,7 @@ def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(attempt: Atte
     assert_failed(subprocess.CompletedProcess(process.args, process.returncode, out, err), "docker-gone", "the operator")
     assert "could not be removed" in err
     assert docker_engine.client().containers.list() == [], "an engine that stops ends its containers"
-    cleaned = run(attempt.home, COMMAND, "doctor", "--clean")
+    cleaned = run(stood_in.home, COMMAND, "doctor", "--clean")
     assert "removed  vllm-qualify-" in cleaned.stdout
 
 
@@ -360,16 +385,16 @@ def test_a_command_that_is_stopped_removes_its_container(
         assert process.wait(timeout=90) == code
 
 
-def test_what_a_killed_command_left_is_removed_by_the_next_run(attempt: Attempt, docker_engine: Engine) -> None:
-    with subprocess.Popen([COMMAND, *attempt.command], start_new_session=True, stderr=subprocess.DEVNULL) as process:
-        wait_until(lambda: "INFO" in log_of(attempt.home, "serve/server.log"), process)
+def test_what_a_killed_command_left_is_removed_by_the_next_run(stood_in: Attempt, docker_engine: Engine) -> None:
+    with subprocess.Popen([COMMAND, *stood_in.command], start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        wait_until(lambda: "INFO" in log_of(stood_in.home, "serve/server.log"), process)
         process.kill()
     # The server's, and that in which the engine was asked about the recipe, if that was not over yet.
     left = docker_engine.containers()
-    (killed,) = attempt.home.glob("runs/*")
+    (killed,) = stood_in.home.glob("runs/*")
     assert f"vllm-qualify-{killed.name}-server" in left
-    attempt.document["gpu_types"]["cpu"]["startup_timeout_s"] = 1
+    stood_in.document["gpu_types"]["cpu"]["startup_timeout_s"] = 1
     # The killed run holds this host's slot on the Prefect server for a minute more; here nobody is to wait for that.
-    following = run(attempt.home, COMMAND, *attempt.command, VLLM_QUALIFY_HOST="another")
+    following = run(stood_in.home, COMMAND, *stood_in.command, VLLM_QUALIFY_HOST="another")
     for container in left:
         assert f"removed {container}, which run " in following.stderr

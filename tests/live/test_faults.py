@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.vllm import make_engine
 from tests.live import driver
-from tests.qualified import COMMAND, processes_of, run
+from tests.qualified import COMMAND, of, processes_of, run
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.loading import catalog_folder
@@ -97,22 +97,26 @@ def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> 
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_corrupt_weights_end_the_serve_stage(tmp_path: Path, home: Path, document: Document) -> None:
+def test_corrupt_weights_end_the_serve_stage(
+    warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+) -> None:
     model = copy_of_the_model(tmp_path, document)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path)), home)
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(warm_engine)), home)
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(tmp_path: Path, home: Path, document: Document) -> None:
+def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(
+    warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+) -> None:
     """With heads of 16 the CPU engine starts, answers /health, and dies on its first completion."""
     model = copy_of_the_model(tmp_path, document)
     config = json.loads((model / "config.json").read_text())
     heads = {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 8}
     (model / "config.json").write_text(json.dumps(config | heads))
     document["variants"]["bf16"]["smoke_golden"] = None
-    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path)), home)
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(warm_engine)), home)
 
 
 def copy_of_the_model(folder: Path, document: Document) -> Path:

@@ -1,7 +1,7 @@
 """A fleet of real services: whatever is killed in whatever stage, the qualification ends, and nothing is done twice."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -16,9 +17,10 @@ from deployments.setup import CONTROL, make_pool
 from infra.bench.passing import recipe, write_engine
 from tests.approval.builder import approved, made_key
 from tests.fleet import Postgres, PrefectServer, Worker
-from tests.fleet.runs import TEND, Runs
+from tests.fleet.runs import Runs
 from tests.fleet.stubbed import DONE_ONCE, HELD, STARTS
 from tests.recipes import write
+from tests.warm.flows import warm_flow_runs
 from vllm_qualify.approval.pointer import Pointer, read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
@@ -49,6 +51,7 @@ class Fleet:
     control: Worker
     worker: Worker
     folder: Path
+    job: dict[str, Any]
 
     @property
     def runs(self) -> Runs:
@@ -68,7 +71,7 @@ class Fleet:
         folder = self.folder / host
         folder.mkdir(exist_ok=True)
         own = {"VLLM_QUALIFY_HOST": host, "VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_LOCKS": str(folder)}
-        return {**JOB["env"], **own, HELD: str(folder)}
+        return {**self.job["env"], **own, HELD: str(folder)}
 
     def start(self, host: str, request: dict[str, object], **settings: str) -> UUID:
         with self.runs.client() as client:
@@ -77,7 +80,7 @@ class Fleet:
                 deployment,
                 parameters={"request": request},
                 tags=["vllm-qualify"],
-                job_variables=JOB | {"env": self.environment(host) | settings},
+                job_variables=self.job | {"env": self.environment(host) | settings},
             ).id
 
     def hold(self, host: str, stage: str) -> Path:
@@ -89,25 +92,25 @@ class Fleet:
 
     def noted(self, host: str) -> list[str]:
         """What began and was done on a host: `begun STAGE RUN` and `done STAGE RUN`, the first one first."""
+        return [line.rpartition(" ")[0] for line in self._log_of(host)]
+
+    def _log_of(self, host: str) -> list[str]:
         log = self.folder / host / "stages.log"
         return log.read_text().splitlines() if log.exists() else []
 
     def await_begun(self, host: str, stage: str, run: UUID) -> None:
         self.runs.wait_until(lambda: f"begun {stage} {run}" in self.noted(host), f"{stage} of {run}")
 
-    def tend_until(self, is_done: Callable[[], bool]) -> None:
-        """As its schedule would, every minute."""
+    def kill_flow_runs(self, *hosts: str) -> None:
+        """With -9. Waits for the end of those that began a stage on these hosts: a fork ends after its stand-in."""
+        self.worker.kill_flow_runs()
+        killed = [int(line.rpartition(" ")[2]) for host in hosts for line in self._log_of(host)]
+        self.runs.wait_until(lambda: not any(map(psutil.pid_exists, killed)), "the killed flow runs to be gone")
 
-        def tended() -> bool:
-            self.runs.run("tend-fleet/tend", TEND)
-            return is_done()
-
-        self.runs.wait_until(tended, "lost runs to be started again")
-
-    def kill(self, victim: str) -> None:
+    def kill(self, victim: str, *hosts: str) -> None:
         """With -9, and started again where it is a service."""
         if victim == "flow":
-            self.worker.kill_flow_runs()
+            self.kill_flow_runs(*hosts)
             return
         service: Any = getattr(self, victim)
         service.kill()
@@ -122,21 +125,23 @@ def fleet(_postgres: Postgres, _fleet_server: PrefectServer, tmp_path_factory: p
     write(recipe(len(STAGES) + 2) | {"approval": {"automatic": True}}, folder / "recipe.yaml")
     write(recipe(1), folder / "decided.yaml")
     made_key(folder / "approver.pem")
-    deploy(_fleet_server)
     environment = {
         "VLLM_QUALIFY_ENGINE": str(write_engine(folder / "engine")),
         f"{PRIVATE_KEY}_FILE": str(folder / "approver.pem"),
     }
-    with (
-        Worker(folder, _fleet_server.url, CONTROL, CONTROL, **environment) as control,
-        Worker(folder, _fleet_server.url, "cpu", **environment) as worker,
-    ):
-        started = Fleet(_fleet_server, _postgres, control, worker, folder)
-        started.store.check()
-        yield started
+    with warm_flow_runs() as command:
+        job = JOB | {"command": command}
+        deploy(_fleet_server, job)
+        with (
+            Worker(folder, _fleet_server.url, CONTROL, CONTROL, **environment) as control,
+            Worker(folder, _fleet_server.url, "cpu", **environment) as worker,
+        ):
+            started = Fleet(_fleet_server, _postgres, control, worker, folder, job)
+            started.store.check()
+            yield started
 
 
-def deploy(server: PrefectServer) -> None:
+def deploy(server: PrefectServer, job: dict[str, Any]) -> None:
     """The pools and deployments that these tests use; of `qualify-host` the stubbed one."""
     entrypoints = {
         "tend-fleet/tend": "flows.fleet.tend_fleet",
@@ -154,7 +159,7 @@ def deploy(server: PrefectServer) -> None:
                 work_pool_name="cpu" if deployment == "cpu" else CONTROL,
                 work_queue_name="release" if deployment == "cpu" else None,
                 pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
-                job_variables=JOB,
+                job_variables=job,
             )
 
 
@@ -219,13 +224,15 @@ def outcomes(request: pytest.FixtureRequest, fleet: Fleet) -> dict[str, Outcome]
     for stage, run in runs.items():
         fleet.await_begun(hosts[stage], stage, run)
     for killed in VICTIMS[victim]:
-        fleet.kill(killed)
+        fleet.kill(killed, *hosts.values())
     for path in held:
         path.unlink()
     if victim in STARTED_AGAIN:
         for run in runs.values():
             assert fleet.runs.ended(run).name == "Crashed"
-        fleet.tend_until(lambda: all(starts(fleet, run) > 1 or not fleet.runs.state(run).is_final() for run in runs.values()))
+        fleet.runs.tend_until(
+            lambda: all(starts(fleet, run) > 1 or not fleet.runs.state(run).is_final() for run in runs.values())
+        )
     states = {stage: fleet.runs.completed(run) for stage, run in runs.items()}
     fleet.runs.wait_until(lambda: fleet.worker.flow_runs() == [], "the processes of all runs to be gone")
     return {
@@ -280,11 +287,11 @@ def test_two_cells_for_one_machine_never_overlap_though_worker_and_run_are_kille
         # The last that a run does before it takes the machine.
         fleet.runs.wait_until(lambda: list(fleet.store.keys(f"attempts/{second}/")), "the second run to want the machine")
         assert runs_in(fleet.noted("shared")) == [str(first)]
-        fleet.worker.kill_flow_runs()
+        fleet.kill_flow_runs("shared")
         held.unlink()
         assert fleet.runs.ended(second).name == "Approved"
         assert fleet.runs.state(first).name == "Running", "nobody saw its end"
-        fleet.tend_until(lambda: fleet.runs.state(first).name != "Running")
+        fleet.runs.tend_until(lambda: fleet.runs.state(first).name != "Running")
         assert fleet.runs.completed(first).name == "Approved"
         assert runs_in(fleet.noted("shared")) == [str(first), str(second), str(first)]
         fleet.runs.wait_until(lambda: other.flow_runs() == [], "its processes to be gone")

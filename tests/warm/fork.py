@@ -1,13 +1,17 @@
-"""A process in the engine's Python that has imported vLLM, and forks itself for each program that it is asked for.
+"""A process that has imported what takes long, and forks itself for each program that it is asked for.
 
-    engine_fork.py SOCKET CONFINE
+    fork.py SOCKET WANTED
 
 Over SOCKET, the number of an open one, come requests: JSON, with a line to the one that asked, and the standard output and
 error that the program shall have. On the line the fork gets `T` for SIGTERM, and it is killed when the line is cut. The line
-gets its exit code, below zero for a signal. CONFINE is the file `confine.py`. It ends, with its forks, when SOCKET is closed.
-Since it takes 650 MB, it also ends after a minute without forks.
+gets its exit code, below zero for a signal. It ends, with its forks, when SOCKET is closed, and after some time without forks.
+
+WANTED is JSON: the modules `imports`, the functions `calls` (MODULE:NAME), `idle_s`, `ends_group` (whether what a fork leaves
+of its process group ends with it), and `confine`, the file confine.py. It runs in any Python, also the engine's, and so
+imports nothing of this project by itself.
 """
 
+import atexit
 import fcntl
 import gc
 import importlib
@@ -20,43 +24,61 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-IMPORTS = (
-    "vllm.entrypoints.cli.main",
-    "vllm.entrypoints.cli.serve",
-    "vllm.entrypoints.openai.api_server",
-    "vllm.benchmarks.serve",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "vllm.model_executor.models.llama",
-)
-POLL_S, IDLE_S = 0.02, 60.0
+POLL_S = 0.02
 # Of a fork, for the processes that it starts: the rules by which it is confined. Where copies of open files may lie.
 RULES, ABOVE = "OF_THE_FORK_RULES", 512
 
 
 def main() -> None:
-    requests, confine = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    for name in IMPORTS:
+    requests, wanted = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
+    for name in wanted["imports"]:
         importlib.import_module(name)
+    for call in wanted["calls"]:
+        module, _, name = call.partition(":")
+        getattr(importlib.import_module(module), name)()
     gc.freeze()
-    asked = serve(requests)
+    asked = serve(requests, wanted["idle_s"], wanted["ends_group"])
     if asked is not None:
-        become(asked, confine)
+        end(partial(become, asked, wanted["confine"]))
 
 
-def serve(requests: socket.socket) -> dict[str, Any] | None:
+def end(program: Callable[[], None]) -> None:
+    """Run it, and end as a Python does, but for clearing its memory: that takes as long as many a command."""
+    code: Any = None
+    try:
+        program()
+    except SystemExit as ended:
+        code = ended.code
+    except Exception:  # as Python does at its end
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit((code or 0) & 0xFF)
+
+
+def serve(requests: socket.socket, idle_s: float, ends_group: bool) -> dict[str, Any] | None:
     """Fork until there is nobody to ask. Returns None then, and in each fork what was asked for."""
     lines: dict[int, socket.socket] = {}
     is_ending = False
     with selectors.DefaultSelector() as ready:
         ready.register(requests, selectors.EVENT_READ)
         while True:
-            found = ready.select(POLL_S if lines or is_ending else IDLE_S)
+            found = ready.select(POLL_S if lines or is_ending else idle_s)
             if not found and not lines:
                 if is_ending:
                     return None
@@ -86,7 +108,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
                     os.close(file)
                 lines[pid] = line
                 ready.register(line, selectors.EVENT_READ)
-            tell_ends(lines, ready)
+            tell_ends(lines, ready, ends_group)
 
 
 def pass_on(lines: dict[int, socket.socket], line: object, ready: selectors.BaseSelector) -> None:
@@ -100,12 +122,13 @@ def pass_on(lines: dict[int, socket.socket], line: object, ready: selectors.Base
     kill(pid, signal.SIGKILL)
 
 
-def tell_ends(lines: dict[int, socket.socket], ready: selectors.BaseSelector) -> None:
+def tell_ends(lines: dict[int, socket.socket], ready: selectors.BaseSelector, ends_group: bool) -> None:
     while lines:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        kill(pid, signal.SIGKILL)
+        if ends_group:
+            kill(pid, signal.SIGKILL)
         line = lines.pop(pid)
         with suppress(KeyError):
             ready.unregister(line)
@@ -133,14 +156,25 @@ def become(asked: dict[str, Any], confine: str) -> None:
     os.environ.update(asked["environment"])
     os.chdir(asked["cwd"])
     tempfile.tempdir = None
-    multiprocessing.set_executable(asked["python"])
-    os.environ[RULES] = json.dumps(asked["rules"])
-    if asked["rules"] is not None:
-        runpy.run_path(confine)["confining"](asked["rules"])()
-    program, arguments = types.ModuleType("__main__"), asked["arguments"]
+    if "python" in asked:
+        multiprocessing.set_executable(asked["python"])
+    if "rules" in asked:
+        os.environ[RULES] = json.dumps(asked["rules"])
+        if asked["rules"] is not None:
+            runpy.run_path(confine)["confining"](asked["rules"])()
+    run(asked["name"], asked["arguments"])
+
+
+def run(name: str, arguments: list[str]) -> None:
+    """A script that lies beside this Python, or what this Python is to run."""
+    if name == "python" and arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    program = types.ModuleType("__main__")
     sys.modules["__main__"] = program
-    if asked["name"] == "vllm":
-        file = program.__file__ = str(Path(sys.executable).with_name("vllm"))
+    if name != "python":
+        file = program.__file__ = str(Path(sys.executable).with_name(name))
         source, sys.argv = Path(file).read_text(), [file, *arguments]
     elif arguments[0] == "-I":
         file = program.__file__ = arguments[1]
