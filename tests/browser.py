@@ -26,6 +26,9 @@ NARROW, WIDE, HEIGHT = 375, 1440, 900
 WIDTHS = (NARROW, 768, 1024, WIDE)
 SCREENSHOTS = Path(__file__).parents[1] / ".screenshots"
 
+# What a browser's speed on this machine is measured with.
+PLAIN_TABLE = f"<!doctype html><title>plain</title><table>{'<tr><td>gsm8k<td>0.996<td>passed' * 4_000}</table>"
+
 Scheme = Literal["light", "dark"]
 # Colours are the same on every width, and the order of the parts is the same in every colour.
 LOOKS: tuple[tuple[int, Scheme], ...] = ((NARROW, "dark"), (WIDE, "light"))
@@ -86,9 +89,23 @@ def barriers(page: Page) -> str:
     return str(violations.generate_report()) if violations.violations_count else ""
 
 
-def opening_ms(page: Page) -> float:
+def opening_ratio(opened: Open, file: Path, width: int, folder: Path, *, fragment: str = "") -> float:
+    """How many times as long the file takes to open as a plain table of 4,000 rows: so on a slow machine as on a fast one.
+
+    The least of three times each, taken in turns.
+    """
+    plain = folder / "plain.html"
+    plain.write_text(PLAIN_TABLE, encoding="utf-8")
+    times = [(_opening_ms(opened(file, width, fragment=fragment)), _opening_ms(opened(plain, width))) for _ in range(3)]
+    own, its = zip(*times, strict=True)
+    return float(min(own) / min(its))
+
+
+def _opening_ms(opened: Opened) -> float:
     """From the beginning of the navigation to the end of the page's load."""
-    return float(page.evaluate("performance.getEntriesByType('navigation')[0].duration"))
+    page, _ = opened
+    # It is 0 until the load has ended.
+    return float(page.wait_for_function("performance.getEntriesByType('navigation')[0].duration").json_value())
 
 
 def photograph(page: Page, name: str) -> Path:

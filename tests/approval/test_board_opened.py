@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report
 from tests.approval.test_board import TAKEN_BACK, entry, large_row, line
-from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
+from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.board import render_board
@@ -237,9 +237,9 @@ def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, board:
 # --- two thousand cells
 
 
-def test_2000_cells_open_in_under_two_seconds(opened: Open, large_board: Path) -> None:
-    best_ms = min(opening_ms(opened(large_board, WIDE)[0]) for _ in range(3))
-    assert best_ms < 2000
+def test_2000_cells_open_fast(opened: Open, large_board: Path, tmp_path: Path) -> None:
+    """Measured: 1.1 to 1.6."""
+    assert opening_ratio(opened, large_board, WIDE, tmp_path) < 2.5
 
 
 def test_of_2000_cells_a_filter_leaves_the_right_ones(opened: Open, large_board: Path) -> None:

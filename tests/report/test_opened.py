@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import HEIGHT, LOOKS, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ms, photograph
+from tests.browser import HEIGHT, LOOKS, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
 from tests.report.test_page import CHARTS
 from vllm_qualify.errors import HostError
@@ -241,28 +241,26 @@ def test_what_scrolls_sideways_can_be_focused(opened: Open, compared_file: Path)
         assert stuck == 0
 
 
-def test_a_crowded_page_opens_in_under_two_seconds(opened: Open, crowded_page: str, tmp_path: Path) -> None:
-    file = saved(tmp_path, crowded_page)
-    best_ms = min(opening_ms(opened(file, WIDE)[0]) for _ in range(3))
-    assert best_ms < 2000
+def test_a_crowded_page_opens_fast(opened: Open, crowded_page: str, tmp_path: Path) -> None:
+    """Measured: 1.0 to 1.5."""
+    assert opening_ratio(opened, saved(tmp_path, crowded_page), WIDE, tmp_path) < 2.5
 
 
-def test_twelve_thousand_questions_are_below_5_mb_and_open_in_under_two_seconds(
-    opened: Open, largest_page: str, tmp_path: Path
-) -> None:
+def test_twelve_thousand_questions_are_below_5_mb_and_open_fast(opened: Open, largest_page: str, tmp_path: Path) -> None:
+    """Measured: 1.5 to 2.0."""
     file = saved(tmp_path, largest_page)
     assert file.stat().st_size < 5_000_000
-    best_ms = min(opening_ms(opened(file, WIDE)[0]) for _ in range(3))
-    assert best_ms < 2000
+    assert opening_ratio(opened, file, WIDE, tmp_path) < 5
 
 
-def test_the_page_of_all_words_opens_in_under_two_seconds(opened: Open, words_page: str, tmp_path: Path) -> None:
-    file = saved(tmp_path, words_page)
-    pages = [opened(file, NARROW, fragment="#question-mmlu_pro-12020") for _ in range(3)]
-    assert min(opening_ms(page) for page, _ in pages) < 2000
-    assert pages[0][0].locator("[id='question-mmlu_pro-12020']").is_visible()
-    assert pages[0][0].evaluate("document.documentElement.scrollWidth") <= NARROW
-    assert pages[0][1] == []
+def test_the_page_of_all_words_opens_fast(opened: Open, words_page: str, tmp_path: Path) -> None:
+    """Measured: 1.8 to 3.3."""
+    file, fragment = saved(tmp_path, words_page), "#question-mmlu_pro-12020"
+    assert opening_ratio(opened, file, NARROW, tmp_path, fragment=fragment) < 8
+    page, faults = opened(file, NARROW, fragment=fragment)
+    assert page.locator("[id='question-mmlu_pro-12020']").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+    assert faults == []
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
