@@ -53,8 +53,20 @@ def prefect_server(_prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture(scope="module")
-def on_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A server for the flows of a file's tests, which sees none of other files' flows."""
+def on_prefect(_prefect_server: str) -> Iterator[None]:
+    """The flows of a file's tests run on the shared server."""
+    # Their import takes seconds, and workers that run no such test need none of it.
+    from prefect.context import _temporary_global_settings_context, get_settings_context
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    # Prefect's own threads have no context of the test's.
+    with temporary_settings({PREFECT_API_URL: _prefect_server}), _temporary_global_settings_context(get_settings_context()):
+        yield
+
+
+@pytest.fixture(scope="module")
+def on_own_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A server for the flows of a file's tests, with all services, which sees none of other files' flows."""
     with serving(tmp_path_factory.mktemp("on-prefect")):
         yield
 

@@ -35,7 +35,7 @@ from vllm_qualify.releases.source import Available, ImageSource, Source
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
-pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_own_prefect")]
 
 DIGEST = "sha256:" + "a" * 64
 MOVED = "sha256:" + "b" * 64

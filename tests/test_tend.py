@@ -18,7 +18,7 @@ from prefect.states import Completed, Crashed, Failed, Pending, Running, Schedul
 from tasks import tend
 from tasks.tend import HEARTBEAT, lost_runs, restart_lost
 
-pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
+pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_own_prefect")]
 
 SILENT_S = 1.0
 MOST_STARTS = 3

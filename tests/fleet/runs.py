@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from tests.fleet.server import PrefectServer
 
 LIMIT_S = 600.0
-# A question takes a tenth of a second of a core, of its client and of the server.
+# With a client of its own a question takes a tenth of a second of a core.
 POLL_S = 1.0
 LOG_BYTES = 3000
 # A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
@@ -42,17 +42,19 @@ class Runs:
         return self.ended(self.start(deployment, request))
 
     def ended(self, run: UUID) -> State[Any]:
-        self.wait_until(lambda: self.state(run).is_final(), f"the end of {run}")
-        return self.state(run)
+        with self.client() as client:
+            self.wait_until(lambda: _state(client, run).is_final(), f"the end of {run}")
+            return _state(client, run)
 
     def completed(self, run: UUID) -> State[Any]:
         """A worker that is late calls a run crashed that was started again: that is no end."""
-        try:
-            self.wait_until(lambda: self.state(run).is_completed(), f"{run} to be completed")
-        except AssertionError as error:
-            error.add_note(f"it is {self.state(run)!r}")
-            raise
-        return self.state(run)
+        with self.client() as client:
+            try:
+                self.wait_until(lambda: _state(client, run).is_completed(), f"{run} to be completed")
+            except AssertionError as error:
+                error.add_note(f"it is {_state(client, run)!r}")
+                raise
+            return _state(client, run)
 
     def tend_until(self, is_done: Callable[[], bool]) -> None:
         """As its schedule would. It first looks when there may be something to see: each look is a flow run."""
@@ -66,9 +68,7 @@ class Runs:
 
     def state(self, run: UUID) -> State[Any]:
         with self.client() as client:
-            state = client.read_flow_run(run).state
-        assert state is not None
-        return state
+            return _state(client, run)
 
     def of_flow(self, name: str, since: datetime) -> list[FlowRun]:
         """Those that were made since then."""
@@ -85,3 +85,9 @@ class Runs:
 
     def last_lines(self) -> str:
         return "\n".join(f"{log}:\n{log.read_text()[-LOG_BYTES:]}" for log in self._logs)
+
+
+def _state(client: SyncPrefectClient, run: UUID) -> State[Any]:
+    state = client.read_flow_run(run).state
+    assert state is not None
+    return state

@@ -25,7 +25,7 @@ class PrefectServer(Service):
             # for the links in notifications
             "PREFECT_UI_URL": f"http://127.0.0.1:{self._port}",
             # 15 s otherwise: what a lease's end frees is seen only then
-            "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "1",
+            "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "3",
             **settings,
         }
 

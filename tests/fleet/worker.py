@@ -11,7 +11,7 @@ from tests.fleet.service import Service, kill
 
 
 class Worker(Service):
-    """`prefect worker start` of type process, which looks for work once a second. The pool must exist."""
+    """`prefect worker start` of type process, which looks for work every two seconds. The pool must exist."""
 
     def __init__(self, folder: Path, api_url: str, pool: str, name: str = "worker", **environment: str) -> None:
         """`environment` is handed on to the flow runs."""
@@ -28,8 +28,9 @@ class Worker(Service):
     def settings(self) -> Mapping[str, str]:
         return {
             "PREFECT_API_URL": self._api_url,
-            "PREFECT_WORKER_HEARTBEAT_SECONDS": "1",
-            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            # Each look and each sign of life is work for the server, too.
+            "PREFECT_WORKER_HEARTBEAT_SECONDS": "2",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
             **self.given,
         }
 
