@@ -52,9 +52,9 @@ def planned(folder: Path, behaviour: str) -> CellPlan:
 
 
 @pytest.fixture(scope="module")
-def bench(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(warm_engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The real engine's bench, for both servers."""
-    client = Client(program=str(engine.vllm), python=str(engine.python), url="", model=MODEL, paths=[Path(MODEL)])
+    client = Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url="", model=MODEL, paths=[Path(MODEL)])
     with staying(client, tmp_path_factory.mktemp("bench") / "bench.log") as each:
         yield each
 
