@@ -144,10 +144,10 @@ def everything(tmp_path: Path) -> Document:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_loads_in_turns_and_tasks_of_every_kind(
-    again: Qualified, everything: Document, warm_engine: EngineEnvironment, tmp_path: Path, home: Path
+    approved: Qualified, everything: Document, warm_engine: EngineEnvironment, tmp_path: Path, home: Path
 ) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
-    command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(again.folder))
+    command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(approved.folder))
     done = run(home, *command, VLLM_QUALIFY_ENGINE=str(warm_engine.python.parents[1]))
     qualified = Qualified(done, home, f"file://{home}/store")
     assert done.returncode in (0, 1), done.stdout + done.stderr
