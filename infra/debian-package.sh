@@ -2,7 +2,7 @@
 # A program from Debian's package of the same name: installs it where apt-get may run, otherwise says what to install.
 # Does nothing when it is already there.
 #
-#   infra/debian-package.sh chromium | docker-compose | faketime
+#   infra/debian-package.sh chromium-headless-shell | docker-compose | faketime
 set -euo pipefail
 
 die() {

@@ -3,7 +3,7 @@
     python -m infra.screenshots FOLDER
 
 opens the board in FOLDER and follows its links to the newest approved report, and to one that did not pass, whose flipped
-questions it shows. It writes docs/images, and needs Debian's chromium.
+questions it shows. It writes docs/images, and needs Debian's chromium-headless-shell.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-CHROMIUM = Path("/usr/bin/chromium")
+CHROMIUM = Path("/usr/bin/chromium-headless-shell")
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 375, "height": 812}
 

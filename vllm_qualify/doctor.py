@@ -162,8 +162,8 @@ def _radosgw() -> Diagnosis:
 
 
 def _chromium() -> Diagnosis:
-    program = shutil.which("chromium")
-    remedy = "only for the tests: infra/debian-package.sh chromium"
+    program = shutil.which("chromium-headless-shell")
+    remedy = "only for the tests: infra/debian-package.sh chromium-headless-shell"
     return Diagnosis(what="chromium", ok=bool(program), detail=program or "not installed", remedy=remedy, optional=True)
 
 
