@@ -238,7 +238,7 @@ def test_the_policy_stops_a_script_that_escaping_would_miss(opened: Open, board:
 
 
 def test_2000_cells_open_fast(opened: Open, large_board: Path, tmp_path: Path) -> None:
-    """Measured: 0.37 to 0.46."""
+    """Measured: 0.37 to 0.46, and 1.2 with all rows drawn and all parts open."""
     assert opening_ratio(opened, large_board, WIDE, tmp_path) < 1.0
 
 

@@ -23,7 +23,7 @@ with holding_machine("run A", print):
     log = Path(sys.argv[1])
     with guarded([sys.executable, "-c", sys.argv[2]], {}, log, grace_s=3.0):
         while b"ready" not in log.read_bytes():
-            time.sleep(0.01)
+            time.sleep(0.01)  # another process writes it
         print("held", flush=True)
         time.sleep(600)  # until it is killed
 """

@@ -58,7 +58,7 @@ class Runs:
 
     def tend_until(self, is_done: Callable[[], bool]) -> None:
         """As its schedule would. It first looks when there may be something to see: each look is a flow run."""
-        time.sleep(TEND["settled_s"])
+        time.sleep(TEND["settled_s"])  # nothing is to be seen before
 
         def tended() -> bool:
             self.run("tend-fleet/tend", TEND)

