@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.engine.clock import steady_s
 from vllm_qualify.engine.kinds.base import CounterName, EngineKind
+from vllm_qualify.engine.metrics_page import lines_of
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.tables import table_of
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
@@ -175,23 +176,15 @@ def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
 
 def parse_metrics(page: str, families: Collection[str]) -> dict[str, float]:
     """A metrics page's gauges and counters of these families, each as `name{label="value",…}`. Raises ValueError."""
+    starts = tuple(start for family in families for start in (family, f"# TYPE {family}"))
     return {
         _key(sample.name, sample.labels): float(sample.value)
-        for family in text_string_to_metric_families(_lines_of(page, families))
+        for family in text_string_to_metric_families(lines_of(page, lambda line: line.startswith(starts)))
         if family.name in families and family.type in ("gauge", "counter")
         for sample in family.samples
         # `_created` is a time and not a count, and NaN is not a value.
         if not sample.name.endswith("_created") and math.isfinite(sample.value)
     }
-
-
-def _lines_of(page: str, families: Collection[str]) -> str:
-    """The lines of these families. A page without any is returned whole, so that the parser refuses what is no page of metrics.
-
-    The parser needs 25 ms of a core for a whole page of vLLM's, and a page is read twice a second.
-    """
-    starts = tuple(start for family in families for start in (family, f"# TYPE {family}"))
-    return "".join(f"{line}\n" for line in page.split("\n") if line.startswith(starts)) or page
 
 
 def family_of(key: str) -> str:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
 from scipy import special
 
+from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Sides
 
@@ -59,17 +59,15 @@ def reply_tokens(steps: Iterable[tuple[str, str, int, str]]) -> ReplyTokens:
 
 
 def _counts(page: str, name: str) -> _Counts:
-    lines = "".join(f"{line}\n" for line in page.split("\n") if line.startswith(COUNTED))
     counts, buckets = {SUM: 0.0, COUNT: 0.0}, dict[float, float]()
     found = set()
-    for family in text_string_to_metric_families(lines):
-        for sample in family.samples:
-            found.add(sample.name)
-            if sample.name in counts:
-                counts[sample.name] += sample.value
-            elif sample.name == BUCKET:
-                bound = float(sample.labels["le"])
-                buckets[bound] = buckets.get(bound, 0.0) + sample.value
+    for sample in samples_of(page, lambda line: line.startswith(COUNTED)):
+        found.add(sample.name)
+        if sample.name in counts:
+            counts[sample.name] += sample.value
+        elif sample.name == BUCKET:
+            bound = float(sample.labels["le"])
+            buckets[bound] = buckets.get(bound, 0.0) + sample.value
     if not {SUM, COUNT, BUCKET} <= found:
         raise ValueError(f"the server's /metrics of {name} has no {COUNTED}")
     return _Counts(counts[SUM], counts[COUNT], buckets)

@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.metrics_page import sums_of
 from vllm_qualify.evidence import accuracy, answers
 from vllm_qualify.evidence.answers import Answered
 from vllm_qualify.evidence.load import agreement
@@ -195,5 +194,4 @@ def _numbers(page: Path) -> list[int]:
 
 
 def _count(page: Path, name: str) -> float:
-    families = text_string_to_metric_families(page.read_text())
-    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+    return sums_of(page.read_text(), (name,)).get(name, 0.0)

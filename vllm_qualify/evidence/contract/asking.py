@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import JsonValue
 
 from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.metrics_page import sums_of
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.contract.asked import Asked, of_alias
 from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Body, Probe, request_name
@@ -198,14 +198,11 @@ def _await_idle(asker: Asker, page: str) -> None:
 def counted(page: str, names: tuple[str, ...]) -> float | None:
     """The first of these counts that a page of metrics has, over all its labels; None if it has none or is no such page."""
     try:
-        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        sums = sums_of(page, (*names, *(f"{name}_total" for name in names)))
     except ValueError:
         return None
-    for name in names:
-        found = [sample.value for sample in samples if sample.name in (name, f"{name}_total")]
-        if found:
-            return sum(found)
-    return None
+    found = (sums[each] for name in names for each in (name, f"{name}_total") if each in sums)
+    return next(found, None)
 
 
 def _at_once(asker: Asker) -> None:

@@ -7,7 +7,7 @@ step with more tokens than the limit ended a prompt that an earlier step had beg
 import re
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
+from vllm_qualify.engine.metrics_page import samples_of
 
 OPTION = "max-num-batched-tokens"
 STEPS = "vllm:iteration_tokens_total_bucket"
@@ -48,9 +48,8 @@ def _counted(page: str, limit_tok: int) -> tuple[float, float]:
 def _steps_up_to(page: str) -> dict[float, float]:
     """The buckets' bounds with the steps up to them, summed over the server's engines."""
     totals: dict[float, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name == STEPS:
-                bound = float(sample.labels["le"])
-                totals[bound] = totals.get(bound, 0.0) + sample.value
+    for sample in samples_of(page, lambda line: line.startswith(STEPS)):
+        if sample.name == STEPS:
+            bound = float(sample.labels["le"])
+            totals[bound] = totals.get(bound, 0.0) + sample.value
     return totals

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.errors import QualifyError, RecipeError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import KvCache
@@ -88,8 +87,8 @@ def _measured(started: Started, tried: Try) -> Try:
 
 def block_tok(page: str) -> int | None:
     """The tokens of a block of the KV cache, by the server's /metrics. None if it does not give them."""
-    infos = (family for family in text_string_to_metric_families(page) if family.name == CACHE)
-    sizes = [sample.labels.get("block_size", "") for family in infos for sample in family.samples]
+    infos = samples_of(page, lambda line: line.startswith(CACHE))
+    sizes = [info.labels.get("block_size", "") for info in infos if info.name == CACHE]
     return max((int(size) for size in sizes if size.isdecimal() and int(size)), default=None)
 
 

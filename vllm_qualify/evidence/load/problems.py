@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic import Field
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Totals
+from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.replay import planned_trace
@@ -261,8 +261,7 @@ def _samples(text: str) -> Totals:
     """A page's counters by name and labels."""
     return {
         f"{sample.name}{{{sorted(sample.labels.items())}}}": sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for sample in samples_of(text, lambda line: "_total" in line)
         if sample.name.endswith("_total")
     }
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_qualify.answers import asked
+from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.engine.server import Server, ServerPlan
 from vllm_qualify.evidence.load import figures, result
 from vllm_qualify.evidence.load.problems import request_problems
@@ -291,12 +291,11 @@ def _counted(page: str) -> dict[CounterKey, float]:
 
 
 def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
-                yield sample.name, None, sample.value
-            elif sample.name == ACCEPTED_AT:
-                yield sample.name, int(sample.labels["position"]), sample.value
+    for sample in samples_of(page, lambda line: line.startswith((DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT))):
+        if sample.name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
+            yield sample.name, None, sample.value
+        elif sample.name == ACCEPTED_AT:
+            yield sample.name, int(sample.labels["position"]), sample.value
 
 
 def _by_position(gained: dict[CounterKey, float]) -> list[int]:
