@@ -28,6 +28,7 @@ pytest_plugins = (
     "tests.prefect_server",
     "tests.qualified",
     "tests.warm.engine",
+    "tests.warm.shared",
 )
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")

@@ -4,23 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.evidence.warm_lm_eval import Warm, warm
+from tests.warm import lm_eval
 from vllm_qualify.engine import process
 from vllm_qualify.evidence import accuracy, data
 
 
-@pytest.fixture(scope="session")
-def lm_eval_imported() -> Iterator[Warm]:
-    with warm() as started:
-        yield started
-
-
 @pytest.fixture(scope="module")
-def warm_lm_eval(lm_eval_imported: Warm) -> Iterator[None]:
+def warm_lm_eval() -> Iterator[None]:
     """lm-eval's workers start at once. Without it they start as in production, as in test_gsm8k.py."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (accuracy, data):
-            patch.setattr(module, "guarded", lm_eval_imported.guarded)
+            patch.setattr(module, "guarded", lm_eval.guarded)
         # The workers answer in less time than a poll.
         patch.setattr(process, "POLL_S", 0.01)
         yield

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.warm.forks import Forks, Warm
+from tests.warm.forks import Forks, Warm, ask
+from tests.warm.lm_eval import FOLDER
 from vllm_qualify.engine.confinement import NO_STATISTICS
 
 SLOW = (
@@ -22,32 +23,39 @@ SLOW = (
 # Prefect reads the environment when it is imported. Without a server it has a folder of the command's own.
 SERVER = "PREFECT_API_URL"
 LIMIT_S, IDLE_S = 900.0, 600.0
+WITHOUT, WITH_PREFECT = "commands", "commands-with-prefect"
 
 
 def warm_run(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """As `tests.qualified.run_cold` for the command: its arguments, and what differs in its environment."""
     wanted = dict(os.environ) | NO_STATISTICS | {"VLLM_QUALIFY_HOME": str(home)} | environment
-    with TemporaryDirectory(prefix="vllm-qualify-warm-") as folder:
+    with TemporaryDirectory(prefix="vllm-qualify-warm-") as folder, socket.socket(socket.AF_UNIX) as line:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
         asked = {"name": "vllm-qualify", "arguments": arguments, "environment": wanted, "cwd": os.getcwd(), "files": [1, 2]}
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, out.open("wb") as stdout, err.open("wb") as stderr:
-                (WITH_PREFECT if SERVER in wanted else WITHOUT).fork(asked, theirs, [stdout.fileno(), stderr.fileno()])
-            ours.settimeout(LIMIT_S)
-            try:
-                code = ours.recv(8)
-            except TimeoutError as error:
-                raise subprocess.TimeoutExpired(arguments, LIMIT_S) from error
+        line.connect(str(Path(os.environ[FOLDER], WITH_PREFECT if SERVER in wanted else WITHOUT)))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            ask(line, asked, [stdout.fileno(), stderr.fileno()])
+        line.settimeout(LIMIT_S)
+        try:
+            code = line.recv(8)
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired(arguments, LIMIT_S) from error
         assert code, "what forks the commands ended"
         return subprocess.CompletedProcess(
             arguments, int.from_bytes(code, "big", signed=True), out.read_text(), err.read_text()
         )
 
 
+def forks() -> dict[str, Forks]:
+    """By the name of their socket."""
+    use_forks = ["tests.warm.lm_eval:use"]
+    without = Warm(sys.executable, SLOW, IDLE_S, use_forks)
+    with_prefect = Warm(sys.executable, SLOW, IDLE_S, ["vllm_qualify.cli.flow:flow_module", *use_forks])
+    return {
+        WITHOUT: Forks(without, lambda name: _is_read(name) and not name.startswith("PREFECT_")),
+        WITH_PREFECT: Forks(with_prefect, _is_read),
+    }
+
+
 def _is_read(name: str) -> bool:
     return not name.startswith(("VLLM_QUALIFY_", "PYTEST_", "AWS_"))
-
-
-WITHOUT = Forks(Warm(sys.executable, SLOW, IDLE_S), lambda name: _is_read(name) and not name.startswith("PREFECT_"))
-WITH_PREFECT = Forks(Warm(sys.executable, SLOW, IDLE_S, ["vllm_qualify.cli.flow:flow_module"]), _is_read)

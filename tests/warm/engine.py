@@ -6,7 +6,6 @@ lives as long, passes SIGTERM on, and ends with the fork's exit code; if it is k
 processes or at their memory, kill them, or need what an import does, take `engine` itself.
 """
 
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.warm.fork import RULES
-from tests.warm.forks import Forks, Warm, answering, rules_of, write_stand_in
+from tests.warm.forks import Forks, Warm, answering, put_rules, write_stand_in
 from vllm_qualify.drift import probe
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.errors import HostError
@@ -110,7 +108,7 @@ def _forking(engine: EngineEnvironment) -> Iterator[EngineEnvironment]:
             write_stand_in(programs / name, address, str(engine.python), but)
 
         def confine(asked: dict[str, Any], line: socket.socket) -> None:
-            asked["rules"] = json.loads(asked["environment"].pop(RULES, None) or rules_of(line))
+            put_rules(asked, line)
             asked["python"] = str(programs / "python")
 
         with answering(forks, address, confine):

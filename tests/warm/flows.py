@@ -27,7 +27,7 @@ if arguments[:2] != ["-m", {ENGINE!r}]:
 @contextmanager
 def warm_flow_runs() -> Iterator[str]:
     """The command that starts a flow run, for a worker's job variables, during the block."""
-    forks = Forks(Warm(sys.executable, IMPORTS, IDLE_S), _is_read)
+    forks = Forks(Warm(sys.executable, IMPORTS, IDLE_S, ["tests.warm.lm_eval:use"]), _is_read)
     with TemporaryDirectory(prefix="vq-warm-") as folder:
         address, program = Path(folder) / "socket", Path(folder) / "python"
         write_stand_in(program, address, but=BUT.format(python=sys.executable))

@@ -6,9 +6,9 @@ Over SOCKET, the number of an open one, come requests: JSON, with a line to the 
 error that the program shall have. On the line the fork gets `T` for SIGTERM, and it is killed when the line is cut. The line
 gets its exit code, below zero for a signal. It ends, with its forks, when SOCKET is closed, and after some time without forks.
 
-WANTED is JSON: the modules `imports`, the functions `calls` (MODULE:NAME), `idle_s`, `ends_group` (whether what a fork leaves
-of its process group ends with it), and `confine`, the file confine.py. It runs in any Python, also the engine's, and so
-imports nothing of this project by itself.
+WANTED is JSON: the modules `imports`, the functions `calls` (MODULE:NAME), of the imports those that each fork `reloads`,
+`idle_s`, `ends_group` (whether what a fork leaves of its process group ends with it), and `confine`, the file confine.py. It
+runs in any Python, also the engine's, and so imports nothing of this project by itself.
 """
 
 import atexit
@@ -47,7 +47,7 @@ def main() -> None:
     gc.freeze()
     asked = serve(requests, wanted["idle_s"], wanted["ends_group"])
     if asked is not None:
-        end(partial(become, asked, wanted["confine"]))
+        end(partial(become, asked, wanted))
 
 
 def end(program: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ def exactly(line: socket.socket, length: int) -> bytes:
     return text
 
 
-def become(asked: dict[str, Any], confine: str) -> None:
+def become(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Run the program, as its own Python would have started it."""
     os.setsid()
     put(asked["given"], asked["files"])
@@ -156,12 +156,15 @@ def become(asked: dict[str, Any], confine: str) -> None:
     os.environ.update(asked["environment"])
     os.chdir(asked["cwd"])
     tempfile.tempdir = None
+    sys.path[1:1] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder not in sys.path]
+    for name in wanted["reloads"]:
+        importlib.reload(sys.modules[name])
     if "python" in asked:
         multiprocessing.set_executable(asked["python"])
     if "rules" in asked:
         os.environ[RULES] = json.dumps(asked["rules"])
         if asked["rules"] is not None:
-            runpy.run_path(confine)["confining"](asked["rules"])()
+            runpy.run_path(wanted["confine"])["confining"](asked["rules"])()
     run(asked["name"], asked["arguments"])
 
 

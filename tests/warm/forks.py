@@ -22,7 +22,7 @@ MOST_FILES = 64
 STAND_IN = """\
 #!{python} -IS
 import json, os, signal, socket, sys
-name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
+name, arguments = {name}, sys.argv[1:]
 {but}
 def is_open(file):
     try:
@@ -52,13 +52,15 @@ sys.exit(end)
 class Warm:
     """What is forked: the Python, what it imports and calls before, and after how long without forks it ends.
 
-    With `ends_group`, what a fork leaves of its process group ends with it, as a guard would see to.
+    Each fork `reloads` those of its imports that read the environment. With `ends_group`, what a fork leaves of its process
+    group ends with it, as a guard would see to.
     """
 
     python: str
     imports: Sequence[str]
     idle_s: float
     calls: Sequence[str] = ()
+    reloads: Sequence[str] = ()
     ends_group: bool = False
 
     def command(self, requests: socket.socket) -> list[str]:
@@ -81,14 +83,12 @@ class Forks:
 
     def fork(self, asked: Mapping[str, Any], line: socket.socket, files: Sequence[int]) -> None:
         """Hand `asked` to a process that forks; `fork` says what is asked for. The line gets its exit code."""
-        text = json.dumps(asked).encode()
         with self._one_at_a_time:
             # The first may just have ended, since it had nothing to do.
             for _ in range(2):
                 to = self._of(asked["environment"])
                 with suppress(ConnectionError):
-                    socket.send_fds(to, [len(text).to_bytes(8, "big")], [line.fileno(), *files])
-                    to.sendall(text)
+                    ask(to, asked, [line.fileno(), *files])
                     return
             self._log.seek(0)
             raise AssertionError(f"the process to fork did not start: {self._log.read()[-2000:].decode(errors='replace')}")
@@ -121,8 +121,20 @@ class Forks:
 
 def write_stand_in(path: Path, address: Path, python: str = sys.executable, but: str = "") -> None:
     """A program that stands for a fork. `but` is code that runs before, and may start something else in its place."""
-    path.write_text(STAND_IN.format(python=python, address=str(address), but=but))
+    path.write_text(STAND_IN.format(python=python, address=str(address), but=but, name="os.path.basename(sys.argv[0])"))
     path.chmod(0o755)
+
+
+def stand_in(address: Path) -> list[str]:
+    """A command that stands for a fork, in place of Python's name."""
+    return [sys.executable, "-IS", "-c", STAND_IN.format(python="", address=str(address), but="", name="'python'")]
+
+
+def ask(line: socket.socket, asked: Mapping[str, Any], files: Sequence[int]) -> None:
+    """As a stand-in asks."""
+    text = json.dumps(asked).encode()
+    socket.send_fds(line, [len(text).to_bytes(8, "big")], files)
+    line.sendall(text)
 
 
 @contextmanager
@@ -156,7 +168,12 @@ def _answer(listening: socket.socket, forks: Forks, adjust: Callable[[dict[str, 
                 os.close(file)
 
 
-def rules_of(line: socket.socket) -> str:
+def put_rules(asked: dict[str, Any], line: socket.socket) -> None:
+    """Have the fork confined as the one at the other end is, or is to be."""
+    asked["rules"] = json.loads(asked["environment"].pop(fork.RULES, None) or _rules_of(line))
+
+
+def _rules_of(line: socket.socket) -> str:
     """The rules that the guard of the one at the other end confines it by: it cannot know them itself."""
     pid, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
