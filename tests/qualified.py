@@ -72,12 +72,18 @@ def run_cold(home: Path, *command: str, **environment: str) -> subprocess.Comple
 
 def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what the first command leaves on a host: the engine's answers and Prefect's database."""
-    answers = tmp_path_factory.getbasetemp() / "engines"
-    answers.mkdir(exist_ok=True)
-    (home / "engines").symlink_to(answers)
+    share_answers(home, tmp_path_factory)
     (home / "prefect").mkdir()
     write_database(home / "prefect" / "prefect.db")
     return home
+
+
+def share_answers(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What engines answered for one home is kept for all homes of a test run, as it is for all runs of a host."""
+    own = tmp_path_factory.getbasetemp()
+    answers = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "engines"
+    answers.mkdir(exist_ok=True)
+    (home / "engines").symlink_to(answers)
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from infra.bench.passing import write_engine
 from tests.ci import IN_CI
+from tests.prefect_server import write_database
 from tests.qualified import COMMAND
 from tests.recipes import small, write
 from tests.runs.test_runs import judged, run
@@ -193,6 +194,7 @@ def test_a_loopback_that_is_down_is_reported(command: list[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_prefects_own_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    write_database(tmp_path / "prefect.db")
     with subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline().split() == ["False", "None"]

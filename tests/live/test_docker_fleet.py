@@ -19,6 +19,7 @@ from tests.docker_engine import Engine, push_rebuilt
 from tests.fleet import PrefectServer, Worker
 from tests.fleet.runs import Runs
 from tests.publish.policies import let_publish
+from tests.qualified import share_answers
 from tests.recipes import small, write
 from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.pointer import read_pointer
@@ -105,6 +106,7 @@ def fleet(
     radosgw_directory: Path,
     inbox: Inbox,
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Fleet]:
     """Made ready by the deployments' own command; its schedules are off, since the test says when.
 
@@ -120,6 +122,9 @@ def fleet(
     common = {**publisher, **docker_engine.settings, "VLLM_QUALIFY_STORE": STORE}
     control_host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
     host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
+    for home in (control_host["VLLM_QUALIFY_HOME"], host["VLLM_QUALIFY_HOME"]):
+        Path(home).mkdir()
+        share_answers(Path(home), tmp_path_factory)
     recipe = str(write(small(tmp_path), tmp_path / "mine.yaml"))
     with (
         Worker(tmp_path, fleet_server.url, CONTROL, CONTROL, **control_host) as control,
