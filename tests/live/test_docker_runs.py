@@ -21,7 +21,7 @@ import pytest
 from tests.docker_engine import Engine, push_extended, push_image
 from tests.fakes import vllm as stand_in
 from tests.live import driver
-from tests.qualified import COMMAND, Qualified, furnished, run, share_answers, undisturbed
+from tests.qualified import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify
@@ -244,10 +244,7 @@ class Attempt:
 
 
 @pytest.fixture
-def attempt(
-    docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Attempt]:
-    share_answers(home, tmp_path_factory)
+def attempt(docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path) -> Iterator[Attempt]:
     yield Attempt(tmp_path, home, cpu_image, small(tmp_path))
     assert_nothing_is_left(docker_engine, home)
 
@@ -263,11 +260,8 @@ def stand_in_image(_docker_engine: Engine, cpu_image: str) -> str:
 
 
 @pytest.fixture
-def stood_in(
-    docker_engine: Engine, stand_in_image: str, tmp_path: Path, home: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Attempt]:
+def stood_in(docker_engine: Engine, stand_in_image: str, tmp_path: Path, home: Path) -> Iterator[Attempt]:
     """As `attempt`, of what does not depend on the server in the container."""
-    share_answers(home, tmp_path_factory)
     document = small(tmp_path)
     document["variants"]["bf16"]["smoke_golden"] = stand_in.GOLDEN
     yield Attempt(tmp_path, home, stand_in_image, document)
