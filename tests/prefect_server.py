@@ -57,11 +57,14 @@ def on_prefect(_prefect_server: str) -> Iterator[None]:
     """The flows of a file's tests run on the shared server."""
     # Their import takes seconds, and workers that run no such test need none of it.
     from prefect.context import _temporary_global_settings_context, get_settings_context
+    from prefect.events.worker import EventsWorker
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     # Prefect's own threads have no context of the test's.
     with temporary_settings({PREFECT_API_URL: _prefect_server}), _temporary_global_settings_context(get_settings_context()):
         yield
+        # What sends events keeps its connection, and so would send those of the next file's flows to this server, too.
+        EventsWorker.drain_all()
 
 
 @pytest.fixture(scope="module")
