@@ -169,7 +169,7 @@ def _answer(listening: socket.socket, forks: Forks, adjust: Callable[[dict[str, 
 
 
 def put_rules(asked: dict[str, Any], line: socket.socket) -> None:
-    """Have the fork confined as the one at the other end is, or is to be."""
+    """Confine the fork as its starter is confined: by the rules that the line's stand-in was given, or by its guard's."""
     asked["rules"] = json.loads(asked["environment"].pop(fork.RULES, None) or _rules_of(line))
 
 

@@ -54,4 +54,4 @@ def guarded(
 def use() -> None:
     """The workers that this process starts are forks."""
     for module in (accuracy, data):
-        module.guarded = guarded  # type: ignore[attr-defined]
+        module.guarded = guarded  # type: ignore[attr-defined]  # both import it by name
