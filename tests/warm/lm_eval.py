@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.warm.forks import Forks, Warm, stand_in
 from vllm_qualify.engine import process
 from vllm_qualify.engine.process import RunningProcess
@@ -51,7 +53,8 @@ def guarded(
     return process.guarded([*program(), *command[1:]], environment, log, **others)
 
 
-def use() -> None:
-    """The workers that this process starts are forks."""
+def use(patch: pytest.MonkeyPatch | None = None) -> None:
+    """The workers that this process starts are forks: until `patch` is undone, else as long as it lives."""
+    patch = patch or pytest.MonkeyPatch()
     for module in (accuracy, data):
-        module.guarded = guarded  # type: ignore[attr-defined]  # both import it by name
+        patch.setattr(module, "guarded", guarded)
