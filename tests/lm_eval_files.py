@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,8 +69,9 @@ class Asked(NamedTuple):
         replies = [answering(question, step.repetition) for question in questions]
         scores = {STRICT: [reply.score for reply in replies]}
         scores[FLEXIBLE] = [reply.score if reply.flexible is None else reply.flexible for reply in replies]
+        generation = (captured_results()["configs"]["gsm8k"] | self.config)["generation_kwargs"]
         rows = [
-            self._row(question, reply, score, name)
+            self._row(question, reply, score, name, generation)
             for name, given in scores.items()
             for question, reply, score in zip(questions, replies, given, strict=True)
         ]
@@ -112,21 +114,16 @@ class Asked(NamedTuple):
             "task_hashes": {name: _sha(name)},
         }
 
-    def _row(self, question: int, reply: Reply, score: float, filter_name: str) -> Document:
-        prompt = f"{self.prompt}: the one at place {question}?\nAnswer:"
-        config = captured_results()["configs"]["gsm8k"] | self.config
-        generation = config["generation_kwargs"]
-        row = {
-            "doc_id": question,
-            "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
-            "target": f"#### {question}",
-            "arguments": {"gen_args_0": {"arg_0": prompt, "arg_1": generation}},
+    def _row(self, question: int, reply: Reply, score: float, filter_name: str, generation: Document) -> Document:
+        asked = _question(self.prompt, question)
+        return asked | {
+            "arguments": {"gen_args_0": asked["arguments"]["gen_args_0"] | {"arg_1": generation}},
             "resps": [["x" * reply.length]],
             "filtered_resps": [str(question) if score else "[invalid]"],
             "filter": filter_name,
             "metrics": [self.metric],
+            self.metric: score,
         }
-        return hashed(row) | {self.metric: score}
 
     def write(self, folder: Path, answering: Answering, done: Sequence[QuestionBlock] | None = None) -> None:
         """The whole folder, of the steps that were asked; all of them by default."""
@@ -140,6 +137,18 @@ class Asked(NamedTuple):
         path.parent.mkdir(parents=True, exist_ok=True)
         write(answers, path)
         return answers
+
+
+@cache
+def _question(prompt: str, question: int) -> Document:
+    """What samples say of a question whoever answered it, with its hashes."""
+    asked = {
+        "doc_id": question,
+        "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
+        "target": f"#### {question}",
+        "arguments": {"gen_args_0": {"arg_0": f"{prompt}: the one at place {question}?\nAnswer:"}},
+    }
+    return hashed(asked)
 
 
 def hashed(row: Document) -> Document:

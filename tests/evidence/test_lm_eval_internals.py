@@ -99,6 +99,19 @@ def test_usual_tasks_are_found_without_reading_all_files(task: str, members: int
     assert len(found.manager.task_index) < 100
 
 
+@cache
+def once() -> Any:
+    """What parses lm-eval's 14,000 files, each just once: several tests read all of them."""
+    from lm_eval.tasks import _index
+
+    return cache(_index.load_yaml)
+
+
+@pytest.fixture
+def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_eval.tasks._index.load_yaml", once())
+
+
 @pytest.fixture
 def read_all(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each of lm-eval's managers whether it read all of lm-eval's files."""
@@ -122,6 +135,7 @@ def test_a_name_in_no_file_is_missed_without_reading_all_files(tmp_path: Path, r
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("parsed_once")
 def test_a_member_whose_folder_has_another_name_is_found(tmp_path: Path, read_all: list[bool]) -> None:
     (tmp_path / "mine.yaml").write_text("{group: mine, task: [20_newsgroups]}")
     found = find("mine", tmp_path)
@@ -131,6 +145,7 @@ def test_a_member_whose_folder_has_another_name_is_found(tmp_path: Path, read_al
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("parsed_once")
 def test_the_name_of_every_task_group_and_tag_stands_in_a_file() -> None:
     words = set(re.split(rb"[\s:,'\"\[\]{}]+", b"\n".join(task_files())))
     names = TaskManager().task_index
@@ -139,6 +154,7 @@ def test_the_name_of_every_task_group_and_tag_stands_in_a_file() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("parsed_once")
 def test_a_group_by_tags_has_all_its_members() -> None:
     found = find("mmlu", None)
     assert found
