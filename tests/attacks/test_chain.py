@@ -61,8 +61,8 @@ def published(cell: Cell, plan: CellPlan, lost: int = 0, forged: Callable[[Run],
 
 @pytest.mark.thorough
 def test_a_chain_of_losses_below_the_margin_ends_at_the_anchors(tmp_path: Path) -> None:
-    """Five releases that lose 0.7 points each of a margin of 0.75, every one approved as the next one's baseline."""
-    cell = cell_of(tmp_path, LOSS, SINCE)
+    """Five releases that lose 2.8 points each of a margin of 3, every one approved as the next one's baseline."""
+    cell = cell_of(tmp_path, LOSS | {"max_loss": 0.03}, SINCE | {"max_loss_since_anchor": 0.06}, questions=250)
     first = cell.baseline(1, 0)
     seen = []
     for number in range(1, 6):
