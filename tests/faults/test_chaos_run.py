@@ -35,7 +35,7 @@ from vllm_qualify.runs.stored import published_run, reuse_stages, save_finished
 
 __all__ = ["judged"]
 
-PARTS, SCHEDULES = parts_and_size(25)
+PARTS, SCHEDULES = parts_and_size(12)
 HOSTS = ("one", "two")
 # One line for each stage that this host measured.
 MEASURED = "measured"

@@ -19,6 +19,7 @@ from tests.prefect_server import write_database
 from tests.qualified import COMMAND
 from tests.recipes import small, write
 from tests.runs.test_runs import judged, run
+from tests.warm.commands import warm_run
 from vllm_qualify.engine.confinement import _homes
 from vllm_qualify.runs import home as homes
 from vllm_qualify.runs.folder import Run
@@ -71,15 +72,15 @@ def assert_one_error(done: subprocess.CompletedProcess[str], message: str, remed
 @pytest.mark.thorough
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b'{"run_id": 7}'])
 @pytest.mark.parametrize("file", ["plan.json", "stages/load.json"])
-def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run) -> None:
+def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run, home: Path) -> None:
     (run.folder / file).write_bytes(damage)
-    assert_one_error(ended(COMMAND, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
+    assert_one_error(warm_run(home, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
 
 
 @pytest.mark.thorough
-def test_a_report_is_shown_whatever_became_of_its_plans_file(run: Run) -> None:
+def test_a_report_is_shown_whatever_became_of_its_plans_file(run: Run, home: Path) -> None:
     (run.folder / "plan.json").write_bytes(b"{")
-    assert ended(COMMAND, "report", "show", run.id).returncode == 0
+    assert warm_run(home, "report", "show", run.id).returncode == 0
 
 
 def test_an_empty_home_is_the_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
