@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qualified import COMMAND, Qualified, processes_of, run
+from tests.qualified import COMMAND, Qualified, furnished, processes_of, run
 from tests.recipes import Document, small, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.judge.verdict import GateVerdict
@@ -113,14 +113,14 @@ def test_the_regressed_model_fails_against_the_baseline_before_all_is_asked(refu
     result = gate_of(refused.report, PAIRED)
     assert result.verdict == "fail"
     assert result.value is not None
-    assert 0.2 < result.value < 0.4
+    assert 0.2 < result.value < 0.6
     assert result.sample_count < 500
     assert f"{PAIRED}: fail" in " ".join(refused.done.stdout.split()) or PAIRED in refused.done.stdout.replace("\n", " ")
 
 
 @pytest.fixture
 def everything(tmp_path: Path) -> Document:
-    """The regressed model with tasks of each kind and a gate on speed against the baseline."""
+    """Tasks of each kind, one with examples, and a gate on speed against the baseline."""
     document = small(tmp_path)
     own = tmp_path / "tasks"
     own.mkdir()
@@ -128,6 +128,7 @@ def everything(tmp_path: Path) -> Document:
     for name, text in (("choices", CHOICES), ("chatted", CHATTED)):
         (own / f"{name}.yaml").write_text(text.format(test=own / "test.jsonl"))
     few = {"num_questions": 10, "num_fewshot": 0, "task_folder": str(own), "max_gen_toks": 32, "sequential": False}
+    document["accuracy"][0]["num_fewshot"] = 2
     document["accuracy"] += [{"task": "choices", **few}, {"task": "chatted", "api": "chat", **few}]
     document["gates"] = [
         {"metric": "exact_match", "task": "gsm8k", "filter": "strict-match", "minimum": 0.3, "unit": "fraction"},
@@ -144,11 +145,16 @@ def everything(tmp_path: Path) -> Document:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_loads_in_turns_and_tasks_of_every_kind(
-    approved: Qualified, everything: Document, warm_engine: EngineEnvironment, tmp_path: Path, home: Path
+    everything: Document, warm_engine: EngineEnvironment, tmp_path: Path, home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
-    command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(approved.folder))
-    done = run(home, *command, VLLM_QUALIFY_ENGINE=str(warm_engine.python.parents[1]))
+    environment = {"VLLM_QUALIFY_ENGINE": str(warm_engine.python.parents[1])}
+    before = furnished(tmp_path_factory.mktemp("before"), tmp_path_factory)
+    established = run(before, COMMAND, "run", recipe, "--allow-code", "--establish-baseline", **environment)
+    assert established.returncode == 0, established.stdout + established.stderr
+    (baseline,) = (before / "runs").iterdir()
+    command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(baseline))
+    done = run(home, *command, **environment)
     qualified = Qualified(done, home, f"file://{home}/store")
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert "its load in turns" in done.stderr
