@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.plan.choice import Choice
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
-COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -292,6 +292,20 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
     assert "make setup" in missing.stdout
 
 
+@contextmanager
+def tiny_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A real one of so many bytes."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode:
+        # on a desk this user may lack the right; in CI the test has to run
+        (pytest.fail if IN_CI else pytest.skip)("this user may not mount a file system of its own")
+    try:
+        yield folder
+    finally:
+        # At once, even if something still has a file open there.
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 @pytest.mark.parametrize(
     ("size", "stage", "unclear"),
     [("4k", "plan", ""), ("12k", "serve", "no hub"), ("96k", "contract", "no hub"), ("192k", "accuracy", "no hub")],
@@ -299,24 +313,12 @@ def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Pa
 def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
     tmp_path: Path, fake_engine: dict[str, str], size: str, stage: str, unclear: str
 ) -> None:
-    """A real one: a tiny file system in a mount namespace of its own. The engine's answer is kept if nothing was unclear."""
-    small = tmp_path / "small"
-    small.mkdir()
+    """The engine's answer is kept if nothing was unclear."""
     if unclear:
         leave_unclear(tmp_path / "engine", unclear)
-    mounted = f"mount -t tmpfs -o size={size} tmpfs {small} && exec {COMMAND} run reference --establish-baseline --store file://{tmp_path}/store"
-    namespace = ["unshare", "--mount", "sh", "-c"]
-    if subprocess.run([*namespace, f"mount -t tmpfs tmpfs {small}"], capture_output=True, check=False).returncode:
-        # on a desk this user may lack the right; in CI the test has to run
-        (pytest.fail if IN_CI else pytest.skip)("this user may not mount a file system of its own")
-    done = subprocess.run(
-        [*namespace, mounted],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | fake_engine | {"VLLM_QUALIFY_HOME": str(small)},
-        check=False,
-    )
+    store = f"file://{tmp_path}/store"
+    with tiny_disk(tmp_path / "small", size) as small:
+        done = warm_run(small, "run", "reference", "--establish-baseline", "--store", store, **fake_engine)
     assert done.returncode == 3, done.stderr
     assert f"error (the operator must act): {stage}: " in done.stderr
     assert "No space left on device" in done.stderr
