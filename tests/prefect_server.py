@@ -9,19 +9,19 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest.mock import patch
 
 import httpx
 import pytest
+from xdist.workermanage import WorkerController
 
+from tests.sharing import share, shared_or_own
 from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.engine.process import guarded, tail
 
@@ -31,19 +31,13 @@ UNUSED_SERVICES = (
     *("EVENT_PERSISTER", "EVENT_LOGGER", "TRIGGERS", "SCHEDULER", "LATE_RUNS", "FOREMAN", "CANCELLATION_CLEANUP"),
     "PAUSE_EXPIRATIONS",
 )
-# The key under which each process of pytest-xdist gets the socket that answers with the shared server's address.
-SHARED = "vllm_qualify_prefect_server"
-_SHARING, _SOCKET = pytest.StashKey[ExitStack](), pytest.StashKey[Path]()
+SHARED = "prefect"
 
 
 @pytest.fixture(scope="session")
 def _prefect_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the shared server answers."""
-    shared = getattr(request.config, "workerinput", {}).get(SHARED)
-    if shared:
-        yield _ask(shared)
-        return
-    with _running(tmp_path_factory.mktemp("prefect")) as url:
+    with shared_or_own(request.config, SHARED, _running, tmp_path_factory) as url:
         yield url
 
 
@@ -74,54 +68,8 @@ def on_own_prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def pytest_configure_node(node: Any) -> None:
-    """The process that starts the others has the server, so that it lives as long as any of them."""
-    config = node.config
-    if _SHARING not in config.stash:
-        stack = config.stash[_SHARING] = ExitStack()
-        config.add_cleanup(stack.close)
-        config.stash[_SOCKET] = stack.enter_context(_on_demand())
-    node.workerinput[SHARED] = str(config.stash[_SOCKET])
-
-
-@contextmanager
-def _on_demand() -> Iterator[Path]:
-    """A socket that answers with the server's address. The first request starts the server."""
-    # A short name: a path of a socket has at most 107 letters.
-    with (
-        TemporaryDirectory(prefix="vq-prefect-") as folder,
-        ExitStack() as stack,
-        closing(socket.socket(socket.AF_UNIX)) as asked,
-    ):
-        asked.bind(f"{folder}/socket")
-        asked.listen()
-
-        def answer() -> None:
-            url = ""
-            while True:
-                try:
-                    line, _ = asked.accept()
-                except OSError:
-                    return
-                with line:
-                    url = url or stack.enter_context(_running(Path(folder)))
-                    line.sendall(url.encode())
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        try:
-            yield Path(folder) / "socket"
-        finally:
-            asked.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-def _ask(address: str) -> str:
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(address)
-        url = line.recv(1024).decode()
-    assert url, "the shared Prefect server did not start"
-    return url
+def pytest_configure_node(node: WorkerController) -> None:
+    share(node, SHARED, _running)
 
 
 @contextmanager

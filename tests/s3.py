@@ -4,13 +4,21 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
 import pytest
 from mypy_boto3_s3 import S3Client
+from xdist.workermanage import WorkerController
 
-BUCKET = "evidence"
+from tests.sharing import share, shared_or_own
+
+# Processes of a test run that share a service share no bucket.
+BUCKET = f"evidence-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+SHARED = "radosgw"
+# The file that tells why it did not start.
+FAILED = "failed"
 ATTEMPTS = 3
 SCRIPT = Path(__file__).parents[1] / "infra" / "radosgw.sh"
 
@@ -18,14 +26,27 @@ Settings = Mapping[str, str]
 
 
 @pytest.fixture(scope="session")
-def radosgw_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    directory = tmp_path_factory.mktemp("radosgw")
-    started = start(directory)
-    try:
-        if started.returncode:
+def radosgw_directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of the radosgw that all processes of a test run share. Each has buckets of its own."""
+    with shared_or_own(request.config, SHARED, _running, tmp_path_factory) as place:
+        failed = Path(place) / FAILED
+        if failed.exists():
             give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-            give_up(f"radosgw did not start: {started.stderr[-600:]}")
-        yield directory
+            give_up(f"radosgw did not start: {failed.read_text()[-600:]}")
+        yield Path(place)
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    share(node, SHARED, _running)
+
+
+@contextmanager
+def _running(directory: Path) -> Iterator[str]:
+    try:
+        started = start(directory)
+        if started.returncode:
+            (directory / FAILED).write_text(started.stderr)
+        yield str(directory)
     finally:
         subprocess.run([SCRIPT, "stop", directory], capture_output=True, check=True)
 
