@@ -115,13 +115,15 @@ class Asked(NamedTuple):
         }
 
     def _row(self, question: int, reply: Reply, score: float, filter_name: str, generation: Document) -> Document:
-        asked = _question(self.prompt, question)
-        return asked | {
+        asked, hashes = _question(self.prompt, question)
+        return {
+            **asked,
             "arguments": {"gen_args_0": asked["arguments"]["gen_args_0"] | {"arg_1": generation}},
             "resps": [["x" * reply.length]],
             "filtered_resps": [str(question) if score else "[invalid]"],
             "filter": filter_name,
             "metrics": [self.metric],
+            **hashes,
             self.metric: score,
         }
 
@@ -140,26 +142,30 @@ class Asked(NamedTuple):
 
 
 @cache
-def _question(prompt: str, question: int) -> Document:
-    """What samples say of a question whoever answered it, with its hashes."""
+def _question(prompt: str, question: int) -> tuple[Document, Document]:
+    """What samples say of a question whoever answered it, and its hashes."""
     asked = {
         "doc_id": question,
         "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
         "target": f"#### {question}",
         "arguments": {"gen_args_0": {"arg_0": f"{prompt}: the one at place {question}?\nAnswer:"}},
     }
-    return hashed(asked)
+    return asked, _hashes(asked)
 
 
 def hashed(row: Document) -> Document:
     """A sample with the hashes that lm-eval makes of its content."""
+    return row | _hashes(row)
+
+
+def _hashes(row: Document) -> Document:
     prompt = row["arguments"]["gen_args_0"]["arg_0"]
     content = {
         "doc_hash": json.dumps(row["doc"], indent=2, ensure_ascii=False),
         "prompt_hash": prompt if isinstance(prompt, str) else prompt[0],
         "target_hash": row["target"],
     }
-    return row | {name: _sha(text) for name, text in content.items()}
+    return {name: _sha(text) for name, text in content.items()}
 
 
 _KEPT: list[str] = []

@@ -54,21 +54,22 @@ class Capacity:
     def answer(self, load: Load, arrivals: list[float], count: int) -> list[list[float]]:
         """Of each request when it was sent, and when each of its tokens came. With fewer arrivals one follows one that ends."""
         times, noise = [[at] for at in arrivals], self._noise(load.seed)
-        waiting, running = deque(range(len(arrivals))), list[int]()
-        now = 0.0
+        # Those under way with the step that gave them the first token. All get as many, so they end as they began.
+        waiting, running, steps = deque(range(len(arrivals))), deque[tuple[int, int]](), list[float]()
+        now, tokens = 0.0, max(load.output_len, 1)
         while waiting or running:
             if not running:
                 now = max(now, times[waiting[0]][0])
             while waiting and len(running) < self.slots and times[waiting[0]][0] <= now:
-                running.append(waiting.popleft())
+                running.append((waiting.popleft(), len(steps)))
             now += (self.step_s + self.per_request_s * len(running)) * next(noise)
-            for number in running:
-                times[number].append(now)
-            ended = [number for number in running if len(times[number]) > load.output_len]
-            running = [number for number in running if len(times[number]) <= load.output_len]
-            for _ in ended[: count - len(times)]:
-                waiting.append(len(times))
-                times.append([now])
+            steps.append(now)
+            while running and running[0][1] + tokens == len(steps):
+                number, first = running.popleft()
+                times[number] += steps[first:]
+                if len(times) < count:
+                    waiting.append(len(times))
+                    times.append([now])
         return times
 
     def _noise(self, seed: int) -> Iterator[float]:
