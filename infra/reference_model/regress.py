@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-# Steps from zero to each matrix's largest weight, which is itself rounded to the nearest; chosen by trials (README.md has the scores).
+# Steps from zero to each matrix's largest weight, which becomes 3 of them; chosen by trials (README.md has the scores).
 LEVELS = 3.4
 
 
