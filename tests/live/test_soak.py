@@ -24,9 +24,7 @@ from vllm_qualify.recipe.workload import Load, Soak
 pytestmark = pytest.mark.engine
 MODEL = str(catalog_folder() / "reference" / "model")
 # A soak of five requests in a second: as many as its server can answer would keep a core busy, and show no more.
-LOAD = Load(
-    input_len=16, output_len=4, max_concurrency=4, num_prompts=20, num_warmups=0, time_limit_s=120.0, request_rate=20.0
-)
+LOAD = Load(input_len=16, output_len=4, max_concurrency=4, num_prompts=20, num_warmups=0, time_limit_s=120.0, request_rate=20.0)
 SOAK = Soak(soak_min=1.2, soak_share=0.25)
 GATES = [
     gate_of(metric="soak_host_memory_growth_mib_h", maximum=1500.0, unit="MiB/h"),
