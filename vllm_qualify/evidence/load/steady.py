@@ -340,15 +340,17 @@ def figures_of(window: Window, slo: Slo | None, *, as_bench: bool = False) -> di
 def _tokens(window: Window) -> float:
     """The mean number of output tokens in the window's stretches."""
     requests = window.requests
-    total = 0.0
-    for start, ttft, gaps, output in zip(requests.starts, requests.ttfts, requests.gaps, requests.outputs, strict=True):
-        came = start + ttft + np.concatenate(([0.0], np.cumsum(gaps)))
-        stretches = np.searchsorted(window.begins, came, side="right") - np.searchsorted(window.ends, came, side="right")
-        # A chunk has several tokens with a draft model, or when bench fell behind. Bench records only the tokens of the reply.
-        each = np.full(len(came), (output - 1) / max(len(gaps), 1))
-        each[0] = 1 if len(gaps) else output
-        total += float((each * stretches).sum())
-    return total / len(window.begins)
+    came = [
+        start + ttft + np.concatenate(([0.0], np.cumsum(gaps)))
+        for start, ttft, gaps in zip(requests.starts, requests.ttfts, requests.gaps, strict=True)
+    ]
+    chunks = np.array([len(each) for each in came])
+    # A chunk has several tokens with a draft model, or when bench fell behind. Bench records only the tokens of the reply.
+    tokens = np.repeat((requests.outputs - 1) / np.maximum(chunks - 1, 1), chunks)
+    tokens[np.cumsum(chunks) - chunks] = np.where(chunks > 1, 1, requests.outputs)
+    at = np.concatenate(came)
+    stretches = np.searchsorted(window.begins, at, side="right") - np.searchsorted(window.ends, at, side="right")
+    return float((tokens * stretches).sum()) / len(window.begins)
 
 
 def _share_met(window: Window, slo: Slo, tpots: np.ndarray) -> float:
