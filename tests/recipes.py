@@ -1,6 +1,5 @@
 """Recipes for tests, made from the catalog's reference recipe."""
 
-import json
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -64,35 +63,5 @@ def small(folder: Path) -> Document:
 
 
 def write(document: Document, path: Path) -> Path:
-    """As JSON if that says the same: it is YAML 1.2 too, and `read_json` reads it in no time."""
-    text = _as_json(document)
-    if text is None:
-        YAML(typ="safe").dump(document, path)
-    else:
-        path.write_text(text)
+    YAML(typ="safe").dump(document, path)
     return path
-
-
-def _as_json(document: Document) -> str | None:
-    try:
-        text = _dumped(document)
-    except (TypeError, ValueError):
-        return None
-    # A tuple and a key that is no text come back as something else. Of other characters YAML and JSON think differently.
-    return text if text.isascii() and text.isprintable() and json.loads(text) == document else None
-
-
-def _dumped(document: Document) -> str:
-    """In the order in which YAML's writer has the keys. YAML has other words for infinity."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, sort_keys=True)
-
-
-def read_json(text: str) -> Document | None:
-    """The document that `write` wrote as JSON; None for any other text."""
-    if not text.startswith("{"):
-        return None
-    try:
-        document: Document = json.loads(text)
-        return document if _dumped(document) == text else None
-    except ValueError:
-        return None
