@@ -351,7 +351,7 @@ Change = Callable[[Any], Any]
 
 
 def change_of(drawn: Random) -> Change:
-    """What becomes of a number."""
+    """A random way to change a number."""
     factor, term, other = drawn.uniform(0.5, 2), drawn.uniform(-10, 10), drawn.choice(SPECIAL)
     kinds: list[Change] = [
         lambda value: value * factor,
