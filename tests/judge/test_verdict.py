@@ -129,7 +129,10 @@ def test_every_metric_is_better_in_the_direction_that_people_expect() -> None:
 
 
 def bound_of(metric: Metric) -> tuple[Gate, Measurement, Measurement]:
-    """A gate whose bound is 10 % worse than a good value, that good value, and one that is 20 % worse."""
+    """A gate, a good value, and one that is 20 % worse. The bound lies halfway between the two values.
+
+    A check is either 1 or 0, and its bound is 1.
+    """
     higher, name_filter = metric.name in HIGHER_IS_BETTER, "none" if metric.is_score else None
     good, bound, worsened = (0.8, 0.72, 0.64) if higher else (0.8, 0.88, 0.96)
     if metric.unit == "bool":
