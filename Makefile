@@ -1,4 +1,7 @@
-.PHONY: bench bench-gates bench-scale chaos demo test test-quick test-pythons setup packages lock lint sbom
+.PHONY: bench bench-gates bench-scale chaos demo test test-quick test-pythons setup uv orchestrator engine packages lock lint sbom
+
+# Both environments are built side by side, and so is what else needs only one of them.
+MAKEFLAGS += --jobs=3
 
 QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 
@@ -20,14 +23,11 @@ bench-scale: setup
 bench: setup
 	.venv/bin/python -m infra.bench.verdict
 
-# Packages come from the network, for which the cores need not wait.
-test:
-	$(MAKE) --jobs 2 lint packages
+test: lint packages setup
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25
 
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone. Thorough ones are left out.
-test-quick:
-	bash infra/setup.sh orchestrator
+test-quick: orchestrator
 	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
 
 # Random schedules of faults and kills, many more than the tests have, over decisions and over whole qualifications: an hour on
@@ -39,14 +39,19 @@ chaos: setup
 test-pythons: setup
 	bash infra/test_pythons.sh
 
-lint: setup
+lint: orchestrator
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-setup:
-	bash infra/setup.sh
+setup: orchestrator engine
+
+orchestrator engine: uv
+	bash infra/setup.sh $@
+
+uv:
+	bash infra/setup.sh uv
 
 packages:
 	bash infra/system-packages.sh
@@ -55,7 +60,6 @@ lock:
 	bash infra/lock.sh
 
 # A bill of materials (CycloneDX) of the Python packages in the images.
-sbom:
-	bash infra/setup.sh orchestrator
+sbom: orchestrator
 	.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
 	  --output-file sbom.cdx.json infra/requirements/orchestrator.txt

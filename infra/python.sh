@@ -7,7 +7,7 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 3; }
 debian_packages() {
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing from apt: $*"
-    local quiet=(-qq -o Dpkg::Use-Pty=0)
+    local quiet=(-qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
     DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null 2>&1 && return
     apt-get "${quiet[@]}" update && DEBIAN_FRONTEND=noninteractive apt-get "${quiet[@]}" install -y --no-install-recommends "$@" >/dev/null
   else
@@ -56,23 +56,24 @@ bootstrap_uv() {
 }
 
 # PyTorch's CPU wheel is on no general index: first where pip's own configuration looks, else PyTorch's index. Only this wheel
-# is ever asked of that index, so that no other install depends on it. Wherever it comes from, its SHA-256 must be known.
+# is ever asked of that index, so that no other install depends on it. Wherever it comes from, its SHA-256 must be known. It is for
+# the Python given, whose pip fetches it; else for that of .venv.
 torch_wheel() {
-  local wanted
+  local wanted python=${1:-.venv/bin/python}
   wanted=$(grep -h '^torch==' infra/requirements/engine.in)
   if ! ls .wheels/torch-*.whl >/dev/null 2>&1 || [ "$(cat .wheels/wanted 2>/dev/null)" != "$wanted" ]; then
-    fetch_torch "$wanted"
+    fetch_torch "$wanted" "$python"
   fi
   (cd .wheels && sha256sum --check --ignore-missing --quiet ../infra/requirements/torch.sha256) >&2 \
     || fail ".wheels has no wheel of infra/requirements/torch.sha256; remedy: rm -r .wheels, or for a new version write the SHA-256 of its wheels there"
 }
 
 fetch_torch() {
-  local wanted=$1
+  local wanted=$1 python=$2
   rm -rf .wheels
   say "fetching $wanted"
-  .venv/bin/python -m pip download --quiet --no-deps --dest .wheels "$wanted" 2>/dev/null \
-    || .venv/bin/python -m pip download --no-deps --dest .wheels --index-url https://download.pytorch.org/whl/cpu "$wanted" \
+  "$python" -m pip download --quiet --no-deps --dest .wheels "$wanted" 2>/dev/null \
+    || "$python" -m pip download --no-deps --dest .wheels --index-url https://download.pytorch.org/whl/cpu "$wanted" \
     || fail "$wanted is neither where pip looks nor on PyTorch's CPU index; remedy: put its wheel into a folder and set PIP_FIND_LINKS"
   echo "$wanted" > .wheels/wanted
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build both environments from their lock files: .venv (orchestrator) and .venv-engine (vLLM for the CPU). Does nothing when
-# they are already built from these locks. `setup.sh orchestrator` builds .venv alone.
+# they are already built from these locks. `setup.sh uv`, `setup.sh orchestrator` and `setup.sh engine` do a part of it; when uv
+# is there, the two environments may be built side by side.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
@@ -27,7 +28,7 @@ engine() {
   say "building .venv-engine, the engine environment (vLLM for the CPU, about 2 GB)"
   bootstrap_uv
   new_environment .venv-engine
-  torch_wheel
+  torch_wheel .venv-engine/bin/python
   "$uv" pip sync --compile-bytecode --require-hashes --python .venv-engine --find-links .wheels infra/requirements/engine.txt
   name_vllm
   garbage_seldom .venv-engine
@@ -54,5 +55,10 @@ name_vllm() {
 
 libnuma() { ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || debian_packages libnuma1; }
 
-orchestrator
-[ "${1:-}" = orchestrator ] || { libnuma; engine; }
+case "${1:-all}" in
+  uv) bootstrap_uv ;;
+  orchestrator) orchestrator ;;
+  engine) engine; libnuma ;;
+  all) orchestrator; engine; libnuma ;;
+  *) fail "usage: infra/setup.sh [uv | orchestrator | engine]" ;;
+esac
