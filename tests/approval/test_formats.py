@@ -12,6 +12,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.warm.engine import run_script
 from vllm_qualify.approval.formats import deployable
 from vllm_qualify.approval.layout import Format
 from vllm_qualify.engine.container import command_line
@@ -413,7 +414,7 @@ def shown(arguments):
 def both(arguments):
     return [shown(command.parse_args(["serve", *arguments])), shown(module.parse_args(arguments))]
 
-print(json.dumps([[both(by_file), both(by_flags)] for by_file, by_flags in json.load(sys.stdin)]))
+print(json.dumps([[both(by_file), both(by_flags)] for by_file, by_flags in json.load(open(sys.argv[1]))]))
 """
 
 
@@ -434,7 +435,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.engine
-def test_vllm_reads_the_flags_as_it_reads_the_file(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllm_reads_the_flags_as_it_reads_the_file(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
     weights = {"model": "/models/a b", "revision": None}
     servers = [plan(), *(plan(arguments=arguments, served_model_name="it's $1", **weights) for arguments in CASES)]
     asked = []
@@ -443,9 +444,8 @@ def test_vllm_reads_the_flags_as_it_reads_the_file(engine: EngineEnvironment, tm
         file.write_text(rendered(server, "config"))
         line = run_by_a_shell(rendered(server, "docker"), {"HF_HOME": "/hub"})
         asked.append((["--config", str(file)], line[line.index(IMAGE.pinned) + 1 :]))
-    done = subprocess.run(
-        [engine.python, "-I", "-c", PARSE], input=json.dumps(asked), capture_output=True, text=True, timeout=300, check=False
-    )
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    done = run_script(warm_engine, PARSE, tmp_path / "asked.json")
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     for (by_file, by_flags), server in zip(answers, servers, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tests.engine.test_server import plan_for, silent
-from tests.qualified import COMMAND, furnished, run
+from tests.qualified import COMMAND, furnished, of, run
 from tests.recipes import small, write
 from vllm_qualify.drift.candidate import candidate_of
 from vllm_qualify.drift.check import check_recipe
@@ -88,7 +88,7 @@ def test_an_option_that_no_key_names_is_a_problem() -> None:
 
 
 @pytest.mark.engine
-def test_vllms_own_parser_tells_what_no_key_names(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllms_own_parser_tells_what_no_key_names(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
     """One question for all: vLLM is imported as often for one of them."""
     cases = {
         "listed": ({"seed": [1, "EVIL"]}, "--model-tag is set"),
@@ -101,7 +101,7 @@ def test_vllms_own_parser_tells_what_no_key_names(engine: EngineEnvironment, tmp
     for profile, (arguments, _) in cases.items():
         serving["profiles"][profile] = balanced | {"server": balanced["server"] | arguments}
     loaded = load_recipe(str(write(document, tmp_path / "recipe.yaml")))
-    candidate, choice = candidate_of(engine, engine.identity()), Choice(gpu_type="cpu", variant="bf16")
+    candidate, choice = candidate_of(warm_engine, warm_engine.identity()), Choice(gpu_type="cpu", variant="bf16")
     checked = check_recipe(loaded, choice, candidate, tmp_path, allow_code=True)
     for profile, (_, message) in cases.items():
         of_it = [each.finding.told for each in checked.problems if f"reference/bf16/cpu/{profile}" in each.cells]
@@ -217,7 +217,7 @@ def test_a_server_that_serves_another_model_never_gets_ready(tmp_path: Path) -> 
 @pytest.mark.engine
 @pytest.mark.usefixtures("prefect_server")
 def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
-    engine: EngineEnvironment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    warm_engine: EngineEnvironment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A variable of the host has vLLM read another folder for the model's name: the one of the regressed weights."""
     home, model = furnished(tmp_path_factory.mktemp("home"), tmp_path_factory), catalog_folder() / "reference"
@@ -229,7 +229,7 @@ def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
         "VLLM_MODEL_REDIRECT_PATH": str(redirect),
         # A path in a variable of the host is opened to the server, or the redirection would end in "permission denied".
         "VLLM_CONFIG_ROOT": str(tmp_path / "elsewhere"),
-        "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1]),
+        **of(warm_engine),
     }
     done = run(home, COMMAND, "run", recipe, **host)
     assert done.returncode == 3, done.stdout + done.stderr

@@ -402,7 +402,7 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
 
 
 @pytest.mark.engine
-def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate, cache: Path) -> None:
+def test_what_recipes_say_for_older_versions_is_parsed_too(warm_engine: EngineEnvironment, cache: Path) -> None:
     """Options that only older versions get, as far as this one still has them; the environment of those is by their tables."""
     recipes = [load_recipe(name).recipe for name in catalog_names()]
     layers = [
@@ -417,7 +417,7 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate,
         CandidateServer(config=KINDS["vllm"].text({"model": MODEL, **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
         for server in servers
     ]
-    _, judgements = ask(candidate, subjects(asked), cache)
+    _, judgements = ask(find_candidate(None, None, str(warm_engine.python.parents[1]), silent), subjects(asked), cache)
     assert {(judgement.parsed, judgement.refused) for judgement in judgements.values()} == {(True, None)}
 
 

@@ -154,7 +154,8 @@ def test_only_the_wheel_of_torch_that_was_locked_is_taken(tmp_path: Path, conten
 
 @pytest.mark.thorough
 def test_a_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
-    lines = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nsbom: orchestrator\n")[2].replace("\\\n", " ").splitlines()
+    rule = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nsbom: orchestrator\n")[2]
+    lines = rule.replace("\\\n", " ").splitlines()
     (command,) = [line.strip() for line in lines if "cyclonedx-py" in line]
     program, *arguments = shlex.split(command.replace("sbom.cdx.json", str(tmp_path / "sbom.json")))
     subprocess.run([Path(sys.executable).with_name(Path(program).name), *arguments], cwd=ROOT, check=True, capture_output=True)

@@ -40,9 +40,9 @@ def approvals(home: Path) -> list[str]:
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize("moment", ["before:smoke", "before:contract", "before:accuracy", "before:load", "after:load"])
 def test_a_server_killed_between_two_stages_is_never_approved(
-    moment: str, tmp_path: Path, home: Path, document: Document
+    moment: str, warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = {} if moment == "after:load" else stand_in_for(document, tmp_path)
+    environment = of(warm_engine) if moment == "after:load" else stand_in_for(document, tmp_path)
     done = run(home, sys.executable, driver.__file__, moment, "run", recipe(document, tmp_path), **environment)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "error (the operator must act): serve: the server was ended by signal 9" in done.stderr

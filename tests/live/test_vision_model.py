@@ -9,6 +9,7 @@ from infra.reference_vision import variants
 from tests.directions import CONTRACT
 from tests.evidence.contract.server import failing, unknown
 from tests.recipes import Document, write
+from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.launch import Launch, find_engines, read_machine
 from vllm_qualify.engine.start import await_ready, launch
 from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
@@ -26,6 +27,11 @@ from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 MODEL = catalog_folder() / "reference-vision" / "model"
 QUESTIONS = 100
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(autouse=True)
+def _forks(warm_engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(warm_engine.python.parents[1]))
 
 
 def recipe(folder: Path, model: Path) -> Path:

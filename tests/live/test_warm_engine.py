@@ -4,10 +4,12 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.warm.engine import OFFLINE
 from vllm_qualify.engine.confinement import confined, folders_of
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import guarded, wait_for
@@ -15,13 +17,19 @@ from vllm_qualify.engine.process import guarded, wait_for
 pytestmark = pytest.mark.engine
 
 
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    with confined(OFFLINE) as confinement:
+        yield confinement.environment
+
+
 def program(engine: EngineEnvironment, source: str) -> list[str]:
     return [str(engine.python), "-u", "-c", source, "one", "two"]
 
 
-def started(engine: EngineEnvironment, source: str) -> tuple["subprocess.Popen[str]", int]:
+def started(engine: EngineEnvironment, source: str, environment: dict[str, str]) -> tuple["subprocess.Popen[str]", int]:
     """With the process id that it prints."""
-    process = subprocess.Popen(program(engine, source), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(program(engine, source), env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -34,11 +42,13 @@ def test_it_is_the_engine(engine: EngineEnvironment, warm_engine: EngineEnvironm
     assert folders_of(warm_engine.python)[1:] == folders_of(engine.python)[1:]
 
 
-def test_a_program_has_its_arguments_environment_folder_and_exit_code(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_a_program_has_its_arguments_environment_folder_and_exit_code(
+    warm_engine: EngineEnvironment, tmp_path: Path, environment: dict[str, str]
+) -> None:
     source = "import os, sys; print(sys.argv, os.environ['TMPDIR'], os.getcwd(), 'vllm' in sys.modules); sys.exit(3)"
     done = subprocess.run(
         program(warm_engine, source),
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=environment | {"TMPDIR": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -48,8 +58,8 @@ def test_a_program_has_its_arguments_environment_folder_and_exit_code(warm_engin
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_the_fork(warm_engine: EngineEnvironment, number: signal.Signals) -> None:
-    process, fork = started(warm_engine, WAITS)
+def test_a_signal_ends_the_fork(warm_engine: EngineEnvironment, number: signal.Signals, environment: dict[str, str]) -> None:
+    process, fork = started(warm_engine, WAITS, environment)
     process.send_signal(number)
     assert process.wait(30) == -number
     deadline = time.monotonic() + 10
@@ -58,8 +68,8 @@ def test_a_signal_ends_the_fork(warm_engine: EngineEnvironment, number: signal.S
         time.sleep(0.01)
 
 
-def test_a_killed_fork_ends_as_killed(warm_engine: EngineEnvironment) -> None:
-    process, fork = started(warm_engine, WAITS)
+def test_a_killed_fork_ends_as_killed(warm_engine: EngineEnvironment, environment: dict[str, str]) -> None:
+    process, fork = started(warm_engine, WAITS, environment)
     os.kill(fork, signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
 
@@ -85,7 +95,7 @@ process.join()
 print(process.exitcode)
 """
     with (
-        confined({}, readable=[*folders_of(warm_engine.python), opened]) as confinement,
+        confined(OFFLINE, readable=[*folders_of(warm_engine.python), opened]) as confinement,
         guarded(program(warm_engine, source), confinement.environment, log, rules=confinement.rules) as process,
     ):
         wait_for(process, 120, lambda: None, "it")

@@ -1,12 +1,12 @@
 """A model's generation_config.json that caps, penalizes or samples: what is said of it, and where it is found."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.warm.engine import run_script
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError
@@ -139,13 +139,13 @@ json.dump(made.get_diff_sampling_param(), open(f"{sys.argv[2]}/taken.json", "w")
 
 @pytest.mark.engine
 def test_the_real_vllm_takes_these_settings_of_the_file_and_no_others_that_change_texts(
-    engine: EngineEnvironment, tmp_path: Path
+    warm_engine: EngineEnvironment, tmp_path: Path
 ) -> None:
     names = [*SAMPLING, *PENALTIES, LENGTH]
     others = ["num_beams", "length_penalty", "typical_p", "no_repeat_ngram_size", "min_new_tokens", "max_length"]
     folder = saved(tmp_path / "own", dict.fromkeys([*names, *others], 3))
     model = str(catalog_folder() / "reference" / "model")
-    subprocess.run([engine.python, "-I", "-c", TAKEN, model, folder], check=True, capture_output=True, timeout=300)
+    run_script(warm_engine, TAKEN, model, folder).check_returncode()
     taken = json.loads((tmp_path / "own" / "taken.json").read_text())
     assert taken.keys() - {"max_tokens"} == {*SAMPLING, *PENALTIES}
     assert taken["max_tokens"] == 3

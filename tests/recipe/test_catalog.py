@@ -3,7 +3,6 @@
 The facts are written here by hand, from the file of vllm-project/recipes that each recipe names.
 """
 
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import yaml
 
 from infra.reference_chat import traces
 from tests.recipe.test_seed_recipes import SEEDS, VLLM_VERSION, arguments, recipe
+from tests.warm.engine import run_script
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -118,11 +118,11 @@ def test_a_version_takes_a_recipe_by_its_table(name: str, version: str, tmp_path
 
 
 @pytest.mark.engine
-def test_the_engine_has_every_parser_that_a_recipe_names(engine: EngineEnvironment) -> None:
+def test_the_engine_has_every_parser_that_a_recipe_names(warm_engine: EngineEnvironment) -> None:
     """By the registries of the real vLLM: its option parser takes any name."""
     for kind, option in (("tool", "tool-call-parser"), ("reasoning", "reasoning-parser")):
         names = {str(value) for name in (*SEEDS, *PUBLISHED) for value in _values(recipe(name), option)}
-        assert names <= _registered(engine, kind)
+        assert names <= _registered(warm_engine, kind)
 
 
 def _values(of: Recipe, option: str) -> set[object]:
@@ -136,6 +136,7 @@ def _registered(engine: EngineEnvironment, kind: str) -> set[str]:
         "reasoning": "from vllm.reasoning import ReasoningParserManager as M; names = M.list_registered()",
     }
     code = f"{managers[kind]}; import json; print('NAMES', json.dumps(sorted(names)))"
-    done = subprocess.run([engine.python, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = run_script(engine, code)
+    assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("NAMES "))
     return set(yaml.safe_load(line.removeprefix("NAMES ")))

@@ -58,4 +58,4 @@ def forks() -> dict[str, Forks]:
 
 
 def _is_read(name: str) -> bool:
-    return not name.startswith(("VLLM_QUALIFY_", "PYTEST_", "AWS_"))
+    return not name.startswith(("VLLM_", "PYTEST_", "AWS_", "DOCKER_", "COLUMNS", "LINES"))

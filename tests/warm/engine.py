@@ -7,6 +7,7 @@ processes or at their memory, kill them, or need what an import does, take `engi
 """
 
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from tests.warm.forks import Forks, Warm, answering, put_rules, write_stand_in
 from vllm_qualify.drift import probe
+from vllm_qualify.engine.confinement import confined
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.errors import HostError
 
@@ -45,19 +47,24 @@ IMPORTS = (
     "anyio._backends._asyncio",
 )
 # It takes 650 MB.
-IDLE_S = 120
+IDLE_S = 900
 # Each process, test or recipe has its own, and no import looks at them.
 OF_ONE_PROCESS = (
-    *("TMPDIR", "HF_MODULES_CACHE", "HF_TOKEN_PATH", "PYTEST_", "VLLM_QUALIFY_", "NUMBA_NUM_THREADS"),
+    *("TMPDIR", "HOME", "HF_MODULES_CACHE", "HF_TOKEN_PATH", "PYTEST_", "VLLM_QUALIFY_", "NUMBA_NUM_THREADS"),
+    *("TORCHINDUCTOR_CACHE_DIR", "VLLM_CONFIG_ROOT", "VLLM_MODEL_REDIRECT_PATH"),
     *("VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING"),
     # What a server sets for its engine's process, which so is a fork of the same imports.
     *("LD_PRELOAD", "LOCAL_WORLD_SIZE", "NUMEXPR_MAX_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"),
     *("TORCHINDUCTOR_CPP_DYNAMIC_THREADS", "VLLM_DISABLE_SHARED_EXPERTS_STREAM", "VLLM_WORKER_MULTIPROC_METHOD"),
 )
+# As the catalog's recipes for the CPU have them. A question, a client or a script computes nothing, and need not say so.
+USUAL = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+# As all servers without the hub have them.
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 BUT = """\
 source = arguments[arguments.index("-c") + 1] if "-c" in arguments else ""
 # The probe imitates a GPU before it imports vLLM.
-is_probe = arguments[1:2] == [{probe!r}] and '"device": {{' not in arguments[2]
+is_probe = arguments[1:2] == [{probe!r}] and not any(word in arguments[2] for word in ('"device": {{', '"resolve": true'))
 if name == "python" and not is_probe and ("-I" in arguments or not source or "resource_tracker" in source):
     os.execv({python!r}, [{python!r}, *arguments])
 # Else the client starts itself again, to have it.
@@ -80,6 +87,13 @@ def warm_engine(engine: EngineEnvironment, request: pytest.FixtureRequest) -> It
         yield warm
 
 
+def run_script(engine: EngineEnvironment, source: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in the engine's Python, with the variables that servers have. Its output is captured."""
+    command = [engine.python, "-c", source, *arguments]
+    with confined(OFFLINE) as confinement:
+        return subprocess.run(command, env=confinement.environment, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """The process that starts the others has the one that forks, so that all of them fork the same imports."""
@@ -98,7 +112,8 @@ def pytest_configure_node(node: Any) -> None:
 @contextmanager
 def _forking(engine: EngineEnvironment) -> Iterator[EngineEnvironment]:
     """Stand-ins for the engine's programs, which are answered during the block."""
-    forks = Forks(Warm(str(engine.python), IMPORTS, IDLE_S, ends_group=True), lambda name: not name.startswith(OF_ONE_PROCESS))
+    warm = Warm(str(engine.python), IMPORTS, IDLE_S, ends_group=True)
+    forks = Forks(warm, lambda name: not name.startswith(OF_ONE_PROCESS), USUAL)
     # A short name: a path of a socket has at most 107 letters.
     with TemporaryDirectory(prefix="vq-warm-") as folder:
         address, programs = Path(folder) / "socket", Path(folder) / "engine" / "bin"

@@ -37,4 +37,4 @@ def warm_flow_runs() -> Iterator[str]:
 
 def _is_read(name: str) -> bool:
     """Not what each flow run, or each host, has of its own."""
-    return not name.startswith(("PREFECT__", "VLLM_QUALIFY_", "PYTEST_", "TMPDIR"))
+    return not name.startswith(("PREFECT__", "VLLM_", "PYTEST_", "TMPDIR", "COLUMNS", "LINES"))

@@ -30,7 +30,7 @@ def is_open(file):
         return True
     except OSError:
         return False
-files = [1, 2, *filter(is_open, range(3, 256))]
+files = [*filter(is_open, range(256))]
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
     signal.signal(signal.SIGTERM, lambda *_: line.send(b"T"))
@@ -71,11 +71,12 @@ class Warm:
 class Forks:
     """Processes to fork, one for each environment: some variables are read by an import, and only then.
 
-    `is_read` says of a variable's name whether an import may read it. The others are each fork's own.
+    `is_read` says of a variable's name whether an import may read it. The others are each fork's own. Those that are read and
+    not set are `usual`, so that programs that do not care share a process with those that do.
     """
 
-    def __init__(self, warm: Warm, is_read: Callable[[str], bool]) -> None:
-        self._warm, self._is_read = warm, is_read
+    def __init__(self, warm: Warm, is_read: Callable[[str], bool], usual: Mapping[str, str] | None = None) -> None:
+        self._warm, self._is_read, self._usual = warm, is_read, usual or {}
         # What imports warn of. A fork writes elsewhere.
         self._log = TemporaryFile()  # noqa: SIM115  (`end` closes it)
         self._by_environment: dict[str, tuple[subprocess.Popen[bytes], socket.socket]] = {}
@@ -94,8 +95,8 @@ class Forks:
             raise AssertionError(f"the process to fork did not start: {self._log.read()[-2000:].decode(errors='replace')}")
 
     def _of(self, environment: Mapping[str, str]) -> socket.socket:
-        read = {name: value for name, value in sorted(environment.items()) if self._is_read(name)}
-        key = json.dumps(read)
+        read = {**self._usual, **{name: value for name, value in environment.items() if self._is_read(name)}}
+        key = json.dumps(read, sort_keys=True)
         if key in self._by_environment and self._by_environment[key][0].poll() is not None:
             self._by_environment.pop(key)[1].close()
         if key not in self._by_environment:

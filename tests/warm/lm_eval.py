@@ -29,7 +29,7 @@ SLOW = (
 READ_THE_ENVIRONMENT = ("huggingface_hub.constants", "datasets.config")
 # Each process, test or task has its own.
 OF_ONE_PROCESS = (
-    *("TMPDIR", "PYTEST_", "VLLM_QUALIFY_", "PYTHONPATH", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_TOKEN_PATH"),
+    *("TMPDIR", "PYTEST_", "VLLM_", "PYTHONPATH", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_TOKEN_PATH"),
     *("OPENAI_API_KEY", "LMEVAL_MODEL_", "HOME", "TORCHINDUCTOR_CACHE_DIR"),
 )
 IDLE_S = 600.0

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import JsonValue
 from ruamel.yaml import YAML
 
 from tests.recipe.importing.documents import TRANSLATED, imported, resolved
+from tests.warm.engine import run_script
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.importing import Imported, write_recipe
 from vllm_qualify.recipe.importing.commands import GPU_TYPES
@@ -138,12 +138,10 @@ def test_where_yaml_and_json_differ_the_json_is_believed_and_a_note_says_so(tmp_
 
 
 @pytest.mark.engine
-def test_vllm_reads_the_recipe_as_it_reads_the_published_command(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllm_reads_the_recipe_as_it_reads_the_published_command(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
     cases = [(argv, dict(options)) for argv, options in TRANSLATED] + [published_case(file) for file in FILES]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    (tmp_path / "probe.py").write_text(PROBE)
-    command = [str(engine.python), str(tmp_path / "probe.py"), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_script(warm_engine, PROBE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["short forms"] == SHORT_FORMS
