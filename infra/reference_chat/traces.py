@@ -15,7 +15,7 @@ Line = dict[str, object]
 FOLDER = catalog_folder() / "reference-chat"
 # Of each kind of request: its share, the tokens of its system prompt, the mean tokens of the rest, and the tokens of its reply.
 KINDS = {"assistant": (0.6, 384, 60, 32), "tools": (0.25, 512, 90, 16), "document": (0.15, 0, 1000, 24)}
-REQUESTS, RATE_REQ_S, BURSTINESS, SEED = 48, 6.0, 0.5, 1
+REQUESTS, RATE_REQ_S, BURSTINESS, SEED = 32, 6.0, 0.5, 1
 
 
 def traffic() -> Iterator[Line]:
