@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,6 +16,7 @@ from tests.evidence.commands import STARTING
 from tests.fakes.vllm import make_engine
 from tests.recipe.importing.documents import model_document, published_document, repository, written
 from tests.recipes import Document, reference, write
+from tests.warm.commands import warm_run
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
@@ -31,7 +31,6 @@ from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_reci
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.source import ImageSource
 
-COMMAND = str(Path(sys.executable).parent / "vllm-qualify")
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 GATE = ("--exact-match-minimum", "0.8", "--exact-match-filter", "flexible-extract")
 TASK = """\
@@ -57,9 +56,7 @@ def same(docs):
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=300, env=os.environ | environment, check=False
-    )
+    return warm_run(Path(os.environ["VLLM_QUALIFY_HOME"]), *arguments, **environment)
 
 
 def given(document: Document, folder: Path) -> str:
