@@ -4,7 +4,7 @@ import gc
 import os
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from xdist.scheduler import LoadFileScheduling
 from tests.ci import IN_CI
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.errors import HostError
+from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.recipe import loading
 from vllm_qualify.recipe.yaml_text import load_yaml
-from vllm_qualify.runs import judging
+from vllm_qualify.report.model import Report
+from vllm_qualify.report.page import render_page
+from vllm_qualify.runs import judging, publishing
 
 pytest_plugins = (
     "tests.browser",
@@ -83,6 +86,25 @@ def _read_once() -> Iterator[None]:
     """The catalog's recipes are parsed once, not for each test: YAML 1.2 is read by Python code, 10 to 20 ms for a recipe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "load_yaml", lambda text: pickle.loads(_read(text)))  # noqa: S301  (of this process)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _drawn_once() -> Iterator[None]:
+    """The page of a report is drawn once for all tests that publish it, and again for one with any other word or link."""
+
+    @lru_cache(maxsize=256)
+    def drawn(_words: str, _links: tuple[str, ...]) -> list[str]:
+        return []
+
+    def render(report: Report, link: Callable[[EvidenceFile], str]) -> str:
+        kept = drawn(report.model_dump_json(), tuple(map(link, report.files)))
+        if not kept:
+            kept.append(render_page(report, link))
+        return kept[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publishing, "render_page", render)
         yield
 
 
