@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import judging, publishing
 
 pytest_plugins = (
+    "tests.in_memory",
     "tests.browser",
     "tests.s3",
     "tests.docker_engine",
@@ -119,10 +121,18 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Names of new folders. pytest would look through all earlier ones for the next number, for each test."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / f"home{number}" for number in count())
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test writes into the user's own folder of runs."""
-    folder = tmp_path_factory.mktemp("home")
+    folder = next(_homes)
+    folder.mkdir()
     monkeypatch.setenv("VLLM_QUALIFY_HOME", str(folder))
     # Tests that share this machine or a Prefect server wait for nobody; what is measured in them is not judged by its speed.
     monkeypatch.setenv("VLLM_QUALIFY_LOCKS", str(folder))
