@@ -6,9 +6,9 @@
 #
 # The checkout's .venv-engine must be built (make setup). Only root can build: the base is made in a chroot.
 #
-# Of the environment it has what it takes to serve text models, draft models included, and to measure them, on this machine's
-# CPU: every byte is packed, hashed and unpacked. Without numba there is no n-gram speculation, and without a compiler
-# PyTorch must not be asked for code of its own: the reference recipes set TORCHDYNAMO_DISABLE.
+# Of the environment it has what it takes to serve the reference recipes' models and to measure them, on this machine's CPU:
+# every byte is packed, hashed and unpacked. Without numba there is no n-gram speculation, and without a compiler PyTorch must
+# not be asked for code of its own: the reference recipes set TORCHDYNAMO_DISABLE.
 #
 # The layers go straight to the registry, in a format that every engine pulls, and not compressed: registry and engine are on this
 # machine. Docker itself would unpack 2 GB to import them and pack them again, on one core, to push them.
@@ -21,8 +21,8 @@ readonly HOME_IN_IMAGE=opt/vllm
 # what the server needs of Debian; torch needs the libraries of C++ and OpenMP
 readonly DEBIAN_PACKAGES=(python3 libnuma1 libstdc++6 libgomp1)
 readonly NOT_FROM_DEBIAN=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*')
-# packages that a server of text and its load client never import, or do without
-readonly NOT_OF_USE=(anthropic cv2 datasets llvmlite mistral_common numba opencv_python_headless pip pyarrow pycountry)
+# packages that those servers and the load client never import, or do without
+readonly NOT_OF_USE=(anthropic cv2 datasets llvmlite numba opencv_python_headless pip pyarrow)
 # what is for a compiler, tests of packages, and what Intel's OpenMP has for other devices than the CPU
 readonly NOT_FROM_ENGINE=('lib/*/tests' 'lib/*/torch/'{include,test} 'lib/*/torch/bin/'{'*Test','protoc*','test_*'}
   'lib/lib*.'{a,dbg} 'lib/lib'{omptarget,pi_,sycl_,ur_}'*')
