@@ -121,7 +121,9 @@ def fleet(
     make_bucket(radosgw_settings, BUCKET)
     publisher = settings_in(radosgw_directory / "env.denied")
     let_publish(radosgw_settings, BUCKET, "denied")
-    common = {**publisher, **docker_engine.settings, "VLLM_QUALIFY_STORE": STORE}
+    # Workers of one user share a folder of Prefect. So all their flow runs are forks of one process.
+    prefect = {"PREFECT_HOME": str(tmp_path / "workers")}
+    common = {**publisher, **docker_engine.settings, **prefect, "VLLM_QUALIFY_STORE": STORE}
     control_host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
     host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
     for home in (control_host["VLLM_QUALIFY_HOME"], host["VLLM_QUALIFY_HOME"]):
