@@ -23,6 +23,7 @@ from tests.fakes import vllm as stand_in
 from tests.live import driver
 from tests.qualified import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
+from tests.warm.commands import warm_start
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.engine import image
@@ -348,7 +349,7 @@ def test_a_port_that_is_taken(stood_in: Attempt) -> None:
 
 
 def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(stood_in: Attempt, docker_engine: Engine) -> None:
-    with subprocess.Popen([COMMAND, *stood_in.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm_start(stood_in.folder, *stood_in.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: bool(log_of(stood_in.home, "load/metrics-1-before.txt")), process)
         docker_engine.stop()
         try:
@@ -386,14 +387,14 @@ def test_a_command_that_is_stopped_removes_its_container(
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next_run(stood_in: Attempt, docker_engine: Engine) -> None:
-    with subprocess.Popen([COMMAND, *stood_in.command], start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with warm_start(stood_in.folder, *stood_in.command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: "INFO" in log_of(stood_in.home, "serve/server.log"), process)
         process.kill()
     # The server's, and that in which the engine was asked about the recipe, if that was not over yet.
     left = docker_engine.containers()
     (killed,) = stood_in.home.glob("runs/*")
     assert f"vllm-qualify-{killed.name}-server" in left
-    stood_in.document["gpu_types"]["cpu"]["startup_timeout_s"] = 1
+    stood_in.document["gpu_types"]["cpu"]["environment"]["TORCH_FAKE_VLLM"] = "dies"
     # The killed run holds this host's slot on the Prefect server for a minute more; here nobody is to wait for that.
     following = run(stood_in.home, COMMAND, *stood_in.command, VLLM_QUALIFY_HOST="another")
     for container in left:

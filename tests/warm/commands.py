@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from tests.warm.forks import Forks, Warm, ask
+from tests.warm.forks import Forks, Warm, ask, write_stand_in
 from tests.warm.lm_eval import FOLDER
 from vllm_qualify.engine.confinement import NO_STATISTICS
 
@@ -44,6 +45,13 @@ def warm_run(home: Path, *arguments: str, **environment: str) -> subprocess.Comp
         return subprocess.CompletedProcess(
             arguments, int.from_bytes(code, "big", signed=True), out.read_text(), err.read_text()
         )
+
+
+def warm_start(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
+    """What stands for the command, for a test that does something while it runs. A SIGINT is not passed on."""
+    program = folder / "vllm-qualify"
+    write_stand_in(program, Path(os.environ[FOLDER], WITH_PREFECT if SERVER in os.environ else WITHOUT))
+    return subprocess.Popen([program, *arguments], env=os.environ | NO_STATISTICS, **options)
 
 
 def forks() -> dict[str, Forks]:
