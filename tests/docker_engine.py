@@ -25,7 +25,6 @@ CHECKOUT = Path(__file__).parents[1]
 SCRIPT, BUILD = CHECKOUT / "infra" / "docker.sh", CHECKOUT / "infra" / "cpu_image.sh"
 # Not in a folder of this run's own: the image is built once, and is there in the next run. A socket's path must be short.
 IN_CHECKOUT, LONGEST = CHECKOUT / ".docker", 66
-FOLDER = IN_CHECKOUT if len(str(IN_CHECKOUT)) <= LONGEST else Path(tempfile.gettempdir(), "vllm-qualify-docker")
 # As `docker push` sends it.
 MANIFEST, CONFIG, LAYER = (
     "application/vnd.docker.distribution.manifest.v2+json",
@@ -39,6 +38,7 @@ class Engine:
     """A Docker Engine of the tests' own."""
 
     settings: Mapping[str, str]
+    folder: Path
 
     @property
     def registry(self) -> str:
@@ -64,22 +64,28 @@ class Engine:
             client.close()
 
     def stop(self) -> None:
-        subprocess.run([SCRIPT, "engine-stop", FOLDER], check=True, capture_output=True)
+        subprocess.run([SCRIPT, "engine-stop", self.folder], check=True, capture_output=True)
 
     def start(self) -> None:
-        subprocess.run([SCRIPT, "engine-start", FOLDER], check=True, capture_output=True)
+        subprocess.run([SCRIPT, "engine-start", self.folder], check=True, capture_output=True)
+
+
+def _folder() -> Path:
+    """In CI there is no next run, and a temporary folder may be in memory."""
+    return Path(tempfile.gettempdir(), "docker") if IN_CI or len(str(IN_CHECKOUT)) > LONGEST else IN_CHECKOUT
 
 
 @pytest.fixture(scope="session")
 def _docker_engine() -> Iterator[Engine]:
-    started = subprocess.run([SCRIPT, "start", FOLDER], capture_output=True, text=True, check=False)
+    folder = _folder()
+    started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True, check=False)
     try:
         if started.returncode:
             give_up = pytest.fail if IN_CI else pytest.skip
             give_up(f"no Docker Engine: {started.stderr[-600:]}")
-        yield Engine(settings_in(FOLDER / "env"))
+        yield Engine(settings_in(folder / "env"), folder)
     finally:
-        subprocess.run([SCRIPT, "stop", FOLDER], capture_output=True, check=False)
+        subprocess.run([SCRIPT, "stop", folder], capture_output=True, check=False)
 
 
 @pytest.fixture
@@ -95,7 +101,7 @@ def docker_engine(_docker_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> En
 def cpu_image(_docker_engine: Engine, engine: EngineEnvironment) -> str:
     """The real vLLM for the CPU, pushed as vllm/vllm-openai. Its name with the tag."""
     assert engine.python.is_relative_to(CHECKOUT), "the image is built from the checkout's engine environment"
-    built = subprocess.run([BUILD, FOLDER], capture_output=True, text=True, check=False)
+    built = subprocess.run([BUILD, _docker_engine.folder], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-2000:]
     return built.stdout.split()[-1].partition("@")[0] + ":v0.32.0"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ci import IN_CI
 
-SIZE = "8g"
+SIZE = "12g"
 
 
 @pytest.hookimpl(tryfirst=True)
