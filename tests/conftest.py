@@ -53,6 +53,7 @@ LONG = (
     "tests/faults/test_store_away.py",
     "tests/faults/test_chaos",
     "tests/live/",
+    "tests/report/test_opened.py",
     "tests/attacks/test_served_model.py",
     "tests/drift/test_candidate.py",
     "tests/publish/test_store_contract.py",
