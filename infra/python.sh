@@ -56,8 +56,8 @@ bootstrap_uv() {
 }
 
 # PyTorch's CPU wheel is on no general index: first where pip's own configuration looks, else PyTorch's index. Only this wheel
-# is ever asked of that index, so that no other install depends on it. Wherever it comes from, its SHA-256 must be known. It is for
-# the Python given, whose pip fetches it; else for that of .venv.
+# is ever asked of that index, so that no other install depends on it. Wherever it comes from, its SHA-256 must be known.
+# `torch_wheel PYTHON` fetches it by that Python's pip, and `torch_wheel` by that of .venv.
 torch_wheel() {
   local wanted python=${1:-.venv/bin/python}
   wanted=$(grep -h '^torch==' infra/requirements/engine.in)
