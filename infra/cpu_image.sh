@@ -11,7 +11,7 @@
 # not be asked for code of its own: the reference recipes set TORCHDYNAMO_DISABLE.
 #
 # The layers go straight to the registry, in a format that every engine pulls, and not compressed: registry and engine are on this
-# machine. Docker itself would unpack 2 GB to import them and pack them again, on one core, to push them.
+# machine. Docker itself would unpack 1.5 GB to import them and pack them again, on one core, to push them.
 set -euo pipefail
 shopt -s inherit_errexit
 

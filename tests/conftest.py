@@ -96,15 +96,13 @@ def _read_once() -> Iterator[None]:
 def _drawn_once() -> Iterator[None]:
     """The page of a report is drawn once for all tests that publish it, and again for one with any other word or link."""
 
-    @lru_cache(maxsize=256)
-    def drawn(_words: str, _links: tuple[str, ...]) -> list[str]:
-        return []
+    drawn: dict[tuple[str, ...], str] = {}
 
     def render(report: Report, link: Callable[[EvidenceFile], str]) -> str:
-        kept = drawn(report.model_dump_json(), tuple(map(link, report.files)))
-        if not kept:
-            kept.append(render_page(report, link))
-        return kept[0]
+        shown = (report.model_dump_json(), *map(link, report.files))
+        if shown not in drawn:
+            drawn[shown] = render_page(report, link)
+        return drawn[shown]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(publishing, "render_page", render)

@@ -72,7 +72,7 @@ class Engine:
 
 def _folder() -> Path:
     """In CI there is no next run, and a temporary folder may be in memory."""
-    return Path(tempfile.gettempdir(), "docker") if IN_CI or len(str(IN_CHECKOUT)) > LONGEST else IN_CHECKOUT
+    return Path(tempfile.gettempdir(), "vllm-qualify-docker") if IN_CI or len(str(IN_CHECKOUT)) > LONGEST else IN_CHECKOUT
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ci import IN_CI
 
+# At most: what is not written takes no memory. A whole run writes some 4 GB, most of it Docker's.
 SIZE = "12g"
 
 
