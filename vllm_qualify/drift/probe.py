@@ -349,6 +349,8 @@ def is_importable(name: str) -> bool:
 
 def stand_in_for_compiled_code() -> None:
     """Replace vLLM's compiled modules for CUDA, which cannot be imported without CUDA's libraries or in a CPU build."""
+    # What they are part of takes seconds, and else each process that tries one would import it.
+    importlib.import_module("vllm")
     absent = [f"vllm.{name}" for name in COMPILED if not can_be_imported(f"vllm.{name}")]
     if not any(can_be_imported(f"{FLASH_ATTENTION}.{name}") for name in ("_vllm_fa2_C", "_vllm_fa3_C")):
         absent.append(FLASH_ATTENTION)
