@@ -115,7 +115,7 @@ def three_profiles(document: Document, folder: Path) -> None:
             "ranged": {
                 "server": shared,
                 "load": LOAD | {"length_spread": 0.5},
-                "sweep": sweep | {"resolution": 0.5, "most_runs": 4, "min_duration_s": 2},
+                "sweep": sweep | {"resolution": 0.5, "most_runs": 4, "min_duration_s": 1},
             },
             "chat": {
                 "server": shared,
@@ -382,7 +382,7 @@ def test_the_plan_follows_what_was_found(fitted: Qualified) -> None:
 def to_be_invalid(document: Document, folder: Path) -> None:
     """One server that remembers prompts: it has room for 7 of a load's 10 requests, and for prompts that begin alike."""
     same = folder / "same.jsonl"
-    same.write_text(f"{json.dumps({'prompt': 'How many pens does Ada have? ' * 40})}\n" * 60)
+    same.write_text(f"{json.dumps({'prompt': 'How many pens does Ada have? ' * 40})}\n" * 40)
     options = document["gpu_types"]["cpu"]["server"]
     del options["no-enable-prefix-caching"]
     few_blocks(document, 32)
@@ -390,13 +390,13 @@ def to_be_invalid(document: Document, folder: Path) -> None:
     document["gpu_types"]["cpu"]["profiles"] = {
         "crowded": {
             "server": {"max-num-seqs": 16},
-            "load": LOAD | {"input_len": 250, "output_len": 200, "max_concurrency": 10, "num_prompts": 50} | once,
+            "load": LOAD | {"input_len": 300, "output_len": 100, "max_concurrency": 10, "num_prompts": 50} | once,
             "gates": GATES,
         },
         "remembering": {
             "server": {"max-num-seqs": 16},
             "load": {name: value for name, value in LOAD.items() if name != "input_len"}
-            | {"prompts": str(same), "output_len": 8, "num_prompts": 60}
+            | {"prompts": str(same), "output_len": 8, "num_prompts": 40}
             | once,
             "gates": GATES,
         },

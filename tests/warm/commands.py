@@ -23,7 +23,7 @@ SLOW = (
 )
 # Prefect reads the environment when it is imported. Without a server it has a folder of the command's own.
 SERVER = "PREFECT_API_URL"
-LIMIT_S, IDLE_S = 900.0, 600.0
+LIMIT_S, IDLE_S = 900.0, 1500.0
 WITHOUT, WITH_PREFECT = "commands", "commands-with-prefect"
 
 

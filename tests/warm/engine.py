@@ -6,6 +6,7 @@ lives as long, passes SIGTERM on, and ends with the fork's exit code; if it is k
 processes or at their memory, kill them, or need what an import does, take `engine` itself.
 """
 
+import inspect
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 
 from tests.warm.forks import Forks, Warm, answering, put_rules, write_stand_in
 from vllm_qualify.drift import probe
+from vllm_qualify.engine import bench_worker
 from vllm_qualify.engine.confinement import confined
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.errors import HostError
@@ -69,6 +71,7 @@ if name == "python" and not is_probe and ("-I" in arguments or not source or "re
     os.execv({python!r}, [{python!r}, *arguments])
 # Else the client starts itself again, to have it.
 os.environ.setdefault("PYTHONHASHSEED", "0")"""
+CLIENT = inspect.getsource(bench_worker)
 
 
 # The key under which each process of pytest-xdist gets the folder of the stand-ins that all of them share.
@@ -124,6 +127,8 @@ def _forking(engine: EngineEnvironment) -> Iterator[EngineEnvironment]:
 
         def confine(asked: dict[str, Any], line: socket.socket) -> None:
             put_rules(asked, line)
+            # A client that waits for a core sends its requests late, and its load does not count.
+            asked["first"] = CLIENT in asked["arguments"]
             asked["python"] = str(programs / "python")
 
         with answering(forks, address, confine):

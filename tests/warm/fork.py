@@ -3,8 +3,9 @@
     fork.py SOCKET WANTED
 
 Over SOCKET, the number of an open one, come requests: JSON, with a line to the one that asked, and the standard output and
-error that the program shall have. On the line the fork gets `T` for SIGTERM, and it is killed when the line is cut. The line
-gets its exit code, below zero for a signal. It ends, with its forks, when SOCKET is closed, and after some time without forks.
+error that the program shall have. One that is to be `first` gets a core before others. On the line the fork gets `T` for
+SIGTERM, and it is killed when the line is cut. The line gets its exit code, below zero for a signal. It ends, with its forks,
+when SOCKET is closed, and after some time without forks.
 
 WANTED is JSON: the modules `imports`, the functions `calls` (MODULE:NAME), of the imports those that each fork `reloads`,
 `idle_s`, `ends_group` (whether what a fork leaves of its process group ends with it), and `confine`, the file confine.py. It
@@ -33,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 POLL_S = 0.02
+# A priority before all that has the usual one. It takes a privilege.
+FIRST = -10
 # Of a fork, for the processes that it starts: the rules by which it is confined. Where copies of open files may lie.
 RULES, ABOVE = "OF_THE_FORK_RULES", 512
 
@@ -151,6 +154,9 @@ def exactly(line: socket.socket, length: int) -> bytes:
 def become(asked: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Run the program, as its own Python would have started it."""
     os.setsid()
+    if asked.get("first"):
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, FIRST)
     put(asked["given"], asked["files"])
     os.environ.clear()
     os.environ.update(asked["environment"])
