@@ -244,6 +244,8 @@ def test_the_starts_follow_from_how_much_they_differ(part: float, needed: int) -
 )
 # almost no error beside a noise that explains nearly all that starts show
 @example(parts=[(2.0**-24, 0.0, 1), (2.0**-24, 3.0620930369139006e-4, 1)], error=1e-9, alpha=0.25)
+# one of the variances that it allows is far larger than what nearly all of them add
+@example(parts=[(1e-9, 9.999999999999998e-4, 1)], error=1e-9, alpha=0.0008822991684091555)
 def test_what_starts_add_makes_no_interval_narrower(parts: list[tuple[float, float, int]], error: float, alpha: float) -> None:
     known = pooled(Between(variance=one, noise=other, freedom=float(freedom)) for one, other, freedom in parts)
     assert known is not None
