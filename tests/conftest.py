@@ -34,6 +34,7 @@ pytest_plugins = (
     "tests.qualified",
     "tests.warm.engine",
     "tests.warm.shared",
+    "tests.warm.workers",
 )
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")

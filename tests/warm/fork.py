@@ -33,7 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-POLL_S = 0.02
 # A priority before all that has the usual one. It takes a privilege.
 FIRST = -10
 # Of a fork, for the processes that it starts: the rules by which it is confined. Where copies of open files may lie.
@@ -76,67 +75,75 @@ def end(program: Callable[[], None]) -> None:
 
 def serve(requests: socket.socket, idle_s: float, ends_group: bool) -> dict[str, Any] | None:
     """Fork until there is nobody to ask. Returns None then, and in each fork what was asked for."""
-    lines: dict[int, socket.socket] = {}
+    forks: set[Fork] = set()
     is_ending = False
     with selectors.DefaultSelector() as ready:
         ready.register(requests, selectors.EVENT_READ)
-        while True:
-            found = ready.select(POLL_S if lines or is_ending else idle_s)
-            if not found and not lines:
-                if is_ending:
-                    return None
+        while forks or requests in ready.get_map():
+            found = ready.select(None if forks or is_ending else idle_s)
+            if not found:
                 # What comes from now on is refused, and what came before is still read.
                 requests.shutdown(socket.SHUT_RD)
                 is_ending = True
             for key, _ in found:
                 if key.fileobj is not requests:
-                    pass_on(lines, key.fileobj, ready)
+                    if key.data in forks:
+                        (tell_end if key.fileobj == key.data.end else pass_on)(key.data, forks, ready, ends_group)
                     continue
                 length, files, _, _ = socket.recv_fds(requests, 8, 64)
-                if not length and is_ending and lines:
-                    ready.unregister(requests)
-                    continue
                 if not length:
-                    for pid in lines:
-                        kill(pid, signal.SIGKILL)
-                    return None
+                    ready.unregister(requests)
+                    for fork in set() if is_ending else forks:
+                        kill(fork.pid, signal.SIGKILL)
+                    continue
                 asked = json.loads(exactly(requests, int.from_bytes(length, "big")))
-                line = socket.socket(fileno=files[0])
                 pid = os.fork()
                 if not pid:
-                    for each in (requests, line, *lines.values()):
-                        each.close()
+                    for file in (
+                        requests.fileno(),
+                        files[0],
+                        *(file for fork in forks for file in (fork.line.fileno(), fork.end)),
+                    ):
+                        os.close(file)
                     return dict(asked) | {"given": files[1:]}
                 for file in files[1:]:
                     os.close(file)
-                lines[pid] = line
-                ready.register(line, selectors.EVENT_READ)
-            tell_ends(lines, ready, ends_group)
+                fork = Fork(pid, files[0])
+                forks.add(fork)
+                ready.register(fork.line, selectors.EVENT_READ, fork)
+                ready.register(fork.end, selectors.EVENT_READ, fork)
+    return None
 
 
-def pass_on(lines: dict[int, socket.socket], line: object, ready: selectors.BaseSelector) -> None:
-    """Signal the fork of this line."""
-    pid = next(pid for pid, each in lines.items() if each is line)
+class Fork:
+    """A fork with its line, and the file that tells its end."""
+
+    def __init__(self, pid: int, line: int) -> None:
+        self.pid, self.line, self.end = pid, socket.socket(fileno=line), os.pidfd_open(pid)
+
+
+def pass_on(fork: Fork, _forks: set[Fork], ready: selectors.BaseSelector, _ends_group: bool) -> None:
+    """Signal the fork."""
     with suppress(ConnectionError):
-        if lines[pid].recv(64):
-            kill(pid, signal.SIGTERM)
+        if fork.line.recv(64):
+            kill(fork.pid, signal.SIGTERM)
             return
-    ready.unregister(lines[pid])
-    kill(pid, signal.SIGKILL)
+    ready.unregister(fork.line)
+    kill(fork.pid, signal.SIGKILL)
 
 
-def tell_ends(lines: dict[int, socket.socket], ready: selectors.BaseSelector, ends_group: bool) -> None:
-    while lines:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        if ends_group:
-            kill(pid, signal.SIGKILL)
-        line = lines.pop(pid)
-        with suppress(KeyError):
-            ready.unregister(line)
-        with line, suppress(OSError):
-            line.send(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
+def tell_end(fork: Fork, forks: set[Fork], ready: selectors.BaseSelector, ends_group: bool) -> None:
+    """Say on its line with which exit code it ended."""
+    _, status = os.waitpid(fork.pid, 0)
+    if ends_group:
+        kill(fork.pid, signal.SIGKILL)
+    forks.remove(fork)
+    with suppress(KeyError):
+        ready.unregister(fork.line)
+    ready.unregister(fork.end)
+    os.close(fork.end)
+    with fork.line as line, suppress(OSError):
+        line.send(os.waitstatus_to_exitcode(status).to_bytes(8, "big", signed=True))
 
 
 def kill(group: int, number: signal.Signals) -> None:
