@@ -115,8 +115,8 @@ def reach(alpha: float, variances: Array, chances: Array) -> float:
 
     # A little more than the normal distribution with the largest of them, for rounding.
     most = -float(special.ndtri(alpha)) + 1e-6
-    # If most of the variances are 0, an error above 0 may be rarer than `alpha`. If one is far larger than the rest, the bound is a
-    # tiny part of `scale`, and only a relative tolerance keeps it exact.
+    # If most of the variances are 0, an error above 0 may be rarer than `alpha`. If one is far larger than the rest, the bound
+    # is a tiny part of `scale`, and only a relative tolerance keeps it exact.
     return 0.0 if excess(0.0) <= 0 else scale * float(optimize.brentq(excess, 0.0, most, xtol=1e-20, rtol=1e-9))
 
 
