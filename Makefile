@@ -5,6 +5,9 @@ MAKEFLAGS += --jobs=3
 
 QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 
+# Some processes wait while others compute: with three of them two cores rest for a tenth of the time.
+SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25
+
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
 pytest test-quick: export PYTHONDONTWRITEBYTECODE =
 
@@ -25,13 +28,12 @@ bench: setup
 
 test: lint pytest
 
-# Some processes wait while others compute: with three of them two cores rest for a tenth of the time.
 pytest: packages setup
-	.venv/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE)
 
 # The tests that start no service, neither an engine nor a flow of Prefect's, and so need .venv alone. Thorough ones are left out.
 test-quick: orchestrator
-	.venv/bin/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 25 -m "$(QUICK)"
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE) -m "$(QUICK)"
 
 # Random schedules of faults and kills, many more than the tests have, over decisions and over whole qualifications: an hour on
 # two cores, some minutes on sixteen.

@@ -468,6 +468,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("opening", ["", "(pid=", "(EngineCore pid=1) ERROR 11-20 12:00:00 [core.py:900] "])
 def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:

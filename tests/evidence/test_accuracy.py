@@ -552,6 +552,7 @@ def test_samples_of_questions_that_are_alike_are_worth_as_many_answers() -> None
     assert interval_of_means([0.75] * 30, 30 * 16, AT) == share_interval(0.75 * 30 * 16, 30 * 16, AT)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("count", "samples"), [(30, 4), (30, 16), (200, 2)])
 @pytest.mark.parametrize(("right", "wrong"), [(2.0, 2.0), (0.3, 0.1), (9.0, 3.0), (200.0, 100.0)])
 def test_the_interval_over_samples_errs_as_often_as_it_says(count: int, samples: int, right: float, wrong: float) -> None:

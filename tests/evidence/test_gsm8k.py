@@ -21,7 +21,10 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 TEST, SHOTS = DATA / "test.jsonl", DATA / "train.jsonl"
 QUESTIONS, RIGHT, ONLY_FLEXIBLE, CUT, LOST = 1319, 1000, 57, 13, 20
 
-pytestmark = pytest.mark.skipif(not TEST.is_file(), reason=f"the questions of GSM8K are not at {DATA}")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not TEST.is_file(), reason=f"the questions of GSM8K are not at {DATA}"),
+]
 
 
 class Measured(NamedTuple):

@@ -98,6 +98,7 @@ def test_it_reaches_further_for_a_smaller_chance_and_a_larger_variance(
     assert reach_of(alpha, known, weight, between(variance + 1, noise, freedom)) >= least
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("starts", [3, 5])
 @pytest.mark.parametrize("part", [0.0, 0.5, 4.0])
 def test_the_error_rate_is_held_whatever_starts_add(starts: int, part: float) -> None:

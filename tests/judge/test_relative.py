@@ -187,6 +187,7 @@ def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
     assert (one.interval.lower, one.interval.upper) == pytest.approx((other.interval.lower, other.interval.upper))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("judged", "history", "noise"), [(in_turns, 4, 0.01), (from_history, 10, 0.01), (from_history, 10, 0.03)]
 )
