@@ -10,6 +10,7 @@ SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --duratio
 
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
 pytest test-quick: export PYTHONDONTWRITEBYTECODE =
+test-quick: export TESTS_IN_MEMORY = true
 
 demo: setup
 	.venv/bin/vllm-qualify demo

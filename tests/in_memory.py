@@ -1,4 +1,4 @@
-"""In CI, what tests write lies in memory. A file on a disk takes ten times as much of a core to make, and tests make many."""
+"""In CI and `make test-quick`, what tests write lies in memory: a file on a disk takes ten times as much of a core to make."""
 
 import os
 import subprocess
@@ -12,12 +12,13 @@ from tests.ci import IN_CI
 
 # At most: what is not written takes no memory. A whole run writes some 4 GB, most of it Docker's.
 SIZE = "12g"
+WANTED = "TESTS_IN_MEMORY"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Elsewhere the folders of failed tests stay for people to look at. All processes of pytest-xdist have the first one's."""
-    if IN_CI and "PYTEST_XDIST_WORKER" not in os.environ:
+    if (IN_CI or WANTED in os.environ) and "PYTEST_XDIST_WORKER" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="vq-"))
         config.add_cleanup(_in_memory(folder))
 
