@@ -3,9 +3,10 @@
     fork.py SOCKET WANTED
 
 Over SOCKET, the number of an open one, come requests: JSON, with a line to the one that asked, and the standard output and
-error that the program shall have. One that is to be `first` gets a core before others. On the line the fork gets `T` for
-SIGTERM, and it is killed when the line is cut. The line gets its exit code, below zero for a signal. It ends, with its forks,
-when SOCKET is closed, and after some time without forks.
+error that the program shall have. If the request says `first`, the fork gets a core before other processes do.
+
+A `T` on the line ends the fork by SIGTERM. If the line is cut, the fork is killed. The line gets the fork's exit code, below
+zero for a signal. This process ends, with its forks, when SOCKET is closed, and after some time without forks.
 
 WANTED is JSON: the modules `imports`, the functions `calls` (MODULE:NAME), of the imports those that each fork `reloads`,
 `idle_s`, `ends_group` (whether what a fork leaves of its process group ends with it), and `confine`, the file confine.py. It
