@@ -6,7 +6,10 @@ MAKEFLAGS += --jobs=3
 QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 
 # Some processes wait while others compute: with three of them two cores rest for a tenth of the time.
-SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25
+SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 $(ENDS)
+
+# A run that goes wrong in many tests, or hangs, ends by itself and says why, before somebody ends it and it says nothing.
+ENDS = --maxfail 40 --session-timeout 4000
 
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
 pytest test-quick: export PYTHONDONTWRITEBYTECODE =

@@ -25,6 +25,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import judging, publishing
 
 pytest_plugins = (
+    "tests.ci",
     "tests.in_memory",
     "tests.browser",
     "tests.s3",

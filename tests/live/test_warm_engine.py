@@ -2,19 +2,14 @@
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.warm.engine import OFFLINE
-from tests.warm.fork import FIRST
-from tests.warm.forks import Forks, Warm
 from vllm_qualify.engine.confinement import confined, folders_of
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import guarded, wait_for
@@ -77,20 +72,6 @@ def test_a_killed_fork_ends_as_killed(warm_engine: EngineEnvironment, environmen
     process, fork = started(warm_engine, WAITS, environment)
     os.kill(fork, signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
-@pytest.mark.parametrize("first", [True, False])
-def test_a_fork_that_is_to_be_first_goes_before_others(first: bool, tmp_path: Path) -> None:
-    forks = Forks(Warm(sys.executable, (), 10.0), lambda _: True)
-    said, source = tmp_path / "said", "import os; print(os.nice(0))"
-    asked = {"name": "python", "arguments": ["-c", source], "environment": dict(os.environ), "cwd": "/", "files": [1]}
-    ours, theirs = socket.socketpair()
-    with ours, theirs, said.open("wb") as out, ExitStack() as stack:
-        stack.callback(forks.end)
-        forks.fork(asked | {"first": first}, theirs, [out.fileno()])
-        assert ours.recv(8) == bytes(8)
-    assert int(said.read_text()) == (FIRST if first else os.nice(0))
 
 
 def test_a_fork_is_confined_by_its_guard_and_so_are_the_processes_that_it_starts(

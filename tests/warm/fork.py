@@ -29,7 +29,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from typing import Any
 FIRST = -10
 # Of a fork, for the processes that it starts: the rules by which it is confined. Where copies of open files may lie.
 RULES, ABOVE = "OF_THE_FORK_RULES", 512
+MOST_FILES = 64
 
 
 def main() -> None:
@@ -91,13 +92,13 @@ def serve(requests: socket.socket, idle_s: float, ends_group: bool) -> dict[str,
                     if key.data in forks:
                         (tell_end if key.fileobj == key.data.end else pass_on)(key.data, forks, ready, ends_group)
                     continue
-                length, files, _, _ = socket.recv_fds(requests, 8, 64)
-                if not length:
+                try:
+                    asked, files = receive(requests)
+                except EOFError:
                     ready.unregister(requests)
                     for fork in set() if is_ending else forks:
                         kill(fork.pid, signal.SIGKILL)
                     continue
-                asked = json.loads(exactly(requests, int.from_bytes(length, "big")))
                 pid = os.fork()
                 if not pid:
                     for file in (
@@ -106,7 +107,7 @@ def serve(requests: socket.socket, idle_s: float, ends_group: bool) -> dict[str,
                         *(file for fork in forks for file in (fork.line.fileno(), fork.end)),
                     ):
                         os.close(file)
-                    return dict(asked) | {"given": files[1:]}
+                    return asked | {"given": files[1:]}
                 for file in files[1:]:
                     os.close(file)
                 fork = Fork(pid, files[0])
@@ -152,10 +153,30 @@ def kill(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
+def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """What is asked for, and the open files that came with it. Raises EOFError if the line is cut before all has come."""
+    with ExitStack() as unused:
+        try:
+            length, files, _, _ = socket.recv_fds(line, 8, MOST_FILES)
+            for file in files:
+                unused.callback(os.close, file)
+            text = exactly(line, int.from_bytes(length, "big")) if length else b""
+        except ConnectionError:
+            text = b""
+        if not text:
+            raise EOFError("the line was cut")
+        unused.pop_all()
+    return dict(json.loads(text)), files
+
+
 def exactly(line: socket.socket, length: int) -> bytes:
+    """So many bytes, or none if the line is cut before."""
     text = b""
     while len(text) < length:
-        text += line.recv(length - len(text))
+        more = line.recv(length - len(text))
+        if not more:
+            return b""
+        text += more
     return text
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -17,7 +17,6 @@ from typing import Any
 from tests.warm import fork
 from vllm_qualify.engine import confine, guard
 
-MOST_FILES = 64
 # It stands for the fork, before the eyes of the one that started it.
 STAND_IN = """\
 #!{python} -IS
@@ -155,18 +154,22 @@ def answering(forks: Forks, address: Path, adjust: Callable[[dict[str, Any], soc
 
 
 def _answer(listening: socket.socket, forks: Forks, adjust: Callable[[dict[str, Any], socket.socket], None]) -> None:
+    """Each stand-in by a thread of its own: one that is stopped, or killed as it asks, holds up no other."""
     while True:
         try:
             line, _ = listening.accept()
         except OSError:
             return
-        with line:
-            length, files, _, _ = socket.recv_fds(line, 8, MOST_FILES)
-            asked = json.loads(fork.exactly(line, int.from_bytes(length, "big")))
-            adjust(asked, line)
-            forks.fork(asked, line, files)
-            for file in files:
-                os.close(file)
+        threading.Thread(target=_answer_one, args=(line, forks, adjust), daemon=True).start()
+
+
+def _answer_one(line: socket.socket, forks: Forks, adjust: Callable[[dict[str, Any], socket.socket], None]) -> None:
+    with line, suppress(EOFError), ExitStack() as stack:
+        asked, files = fork.receive(line)
+        for file in files:
+            stack.callback(os.close, file)
+        adjust(asked, line)
+        forks.fork(asked, line, files)
 
 
 def put_rules(asked: dict[str, Any], line: socket.socket) -> None:
@@ -175,10 +178,16 @@ def put_rules(asked: dict[str, Any], line: socket.socket) -> None:
 
 
 def _rules_of(line: socket.socket) -> str:
-    """The rules that the guard of the one at the other end confines it by: it cannot know them itself."""
+    """The rules that the guard of the one at the other end confines it by: it cannot know them itself.
+
+    Raises EOFError if that one has ended.
+    """
     pid, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-    started = Path(f"/proc/{parent}/cmdline").read_bytes().decode().split("\0")
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        started = Path(f"/proc/{parent}/cmdline").read_bytes().decode().split("\0")
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise EOFError("the one that asked has ended") from error
     if guard.__file__ not in started:
         return "null"
     return started[started.index(guard.__file__) + 3]
