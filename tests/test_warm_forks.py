@@ -36,7 +36,7 @@ def address(tmp_path: Path) -> Iterator[Path]:
 
 
 def asks_in_vain(address: Path, says: Callable[[socket.socket], object]) -> None:
-    """Another process that ends after it said so much: its process id is nobody's then."""
+    """Ask from another process, which is killed after it has said so much. Afterwards no process has its number."""
     pid = os.fork()
     if not pid:
         with socket.socket(socket.AF_UNIX) as line:
