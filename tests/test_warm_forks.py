@@ -57,8 +57,9 @@ def a_file_comes_first(line: socket.socket) -> None:
         lambda line: line.sendall(LENGTH),
         a_file_comes_first,
         lambda line: line.sendall(LENGTH + TEXT[:-1]),
+        lambda line: line.sendall(LENGTH + b"T" + TEXT),
     ],
-    ids=["nothing", "its-length", "a-file", "half-of-it"],
+    ids=["nothing", "its-length", "a-file", "half-of-it", "a-signal-between"],
 )
 def test_one_that_is_killed_as_it_asks_holds_up_no_other(address: Path, says: Callable[[socket.socket], object]) -> None:
     for _ in range(3):

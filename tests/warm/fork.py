@@ -154,7 +154,10 @@ def kill(group: int, number: signal.Signals) -> None:
 
 
 def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """What is asked for, and the open files that came with it. Raises EOFError if the line is cut before all has come."""
+    """What is asked for, and the open files that came with it.
+
+    Raises EOFError if the line is cut before all has come, or if a signal came between: the one that asked is ending then.
+    """
     with ExitStack() as unused:
         try:
             length, files, _, _ = socket.recv_fds(line, 8, MOST_FILES)
@@ -163,10 +166,12 @@ def receive(line: socket.socket) -> tuple[dict[str, Any], list[int]]:
             text = exactly(line, int.from_bytes(length, "big")) if length else b""
         except ConnectionError:
             text = b""
-        if not text:
-            raise EOFError("the line was cut")
+        try:
+            asked = dict(json.loads(text))
+        except ValueError as error:
+            raise EOFError("the line was cut") from error
         unused.pop_all()
-    return dict(json.loads(text)), files
+    return asked, files
 
 
 def exactly(line: socket.socket, length: int) -> bytes:

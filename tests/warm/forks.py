@@ -32,11 +32,12 @@ def is_open(file):
 files = [*filter(is_open, range(256))]
 with socket.socket(socket.AF_UNIX) as line:
     line.connect({address!r})
-    signal.signal(signal.SIGTERM, lambda *_: line.send(b"T"))
     asked = {{"name": name, "arguments": arguments, "environment": dict(os.environ), "cwd": os.getcwd(), "files": files}}
     text = json.dumps(asked).encode()
     socket.send_fds(line, [len(text).to_bytes(8, "big")], files)
     line.sendall(text)
+    # Not before: it would send its letter into what is asked for.
+    signal.signal(signal.SIGTERM, lambda *_: line.send(b"T"))
     code = line.recv(8)
 end = int.from_bytes(code, "big", signed=True) if code else -signal.SIGKILL
 if end < 0:
