@@ -102,5 +102,7 @@ def measure_start(served: Served, waiting: Waiting, first: Waiting) -> Commands:
     run, number = waiting.run, waiting.number
     is_alike = run != first.run and stages.asks_alike(run.plan, first.run.plan)
     measured = partial(stages.measure_start, served, run.plan, run.evidence, number, waiting.gates)
+    so_far = [row for stage in run.stages() for row in stage.measurements]
+    is_noisy = partial(stopping.start_undecided, run.plan, run.evidence, so_far, waiting.gates)
     alike = starts.root(first.run.evidence, first.number) if is_alike else None
-    return measured(counter(f"start {number}", "requests"), line_teller(), alike)
+    return measured(counter(f"start {number}", "requests"), line_teller(), is_noisy, alike)

@@ -17,7 +17,7 @@ from vllm_qualify.evidence import answers
 from vllm_qualify.evidence.measurement import Interval, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.judge import paired
-from vllm_qualify.judge.between import Between, with_history
+from vllm_qualify.judge.between import Between
 from vllm_qualify.judge.paired import Answers, Record
 from vllm_qualify.judge.verdict import Checks, verdict_from
 from vllm_qualify.recipe.gates import Verdict
@@ -81,7 +81,7 @@ def compared_gates(
 ) -> dict[GateName, EndedRelease]:
     """The paired comparison of builds of one start each, with a new baseline."""
     asked = AskingRules()
-    baseline = establish(rng, Build(chances.baseline), setting.margin, asked, next(iter(levels.values())))
+    baseline = establish(rng, Build(chances.baseline), setting.margin, asked)
     return against(rng, setting, baseline, Build(chances.candidate), levels, asked)
 
 
@@ -101,7 +101,8 @@ def against(
 
     ended = {}
     for name, level in levels.items():
-        all_looks = paired.looks(baseline, answers_at_each_look(), setting.margin, level, len(planned), asked.history)
+        about = (setting.margin, level, len(planned), asked.history)
+        all_looks = paired.looks(baseline, answers_at_each_look(), *about, over_starts=asked.restarted)
         for look in all_looks:
             verdict = below(look.interval, setting.margin)
             if verdict != "inconclusive" or look.is_last:
@@ -111,7 +112,7 @@ def against(
     return ended
 
 
-def establish(rng: np.random.Generator, build: Build, margin: float, asked: AskingRules, levels: Levels) -> Answers:
+def establish(rng: np.random.Generator, build: Build, margin: float, asked: AskingRules) -> Answers:
     """A baseline: all questions LEAST_REPETITIONS times, then again until its repetitions are enough for its own noise."""
     record = None
     for repetition, scores in enumerate(_repetitions(rng, build, asked), start=1):
@@ -119,18 +120,14 @@ def establish(rng: np.random.Generator, build: Build, margin: float, asked: Aski
         record = _added(record, build, order, scores, repetition - 1, asked)
         if repetition >= LEAST_REPETITIONS:
             answers = paired.answers_by_question(record)
-            if repetition >= _needed(answers, margin, levels, asked):
+            if repetition >= _needed(answers, margin, asked):
                 return answers
     raise AssertionError("repetitions go on")
 
 
-def _needed(baseline: Answers, margin: float, levels: Levels, asked: AskingRules) -> int:
+def _needed(baseline: Answers, margin: float, asked: AskingRules) -> int:
     """As `compare.repetitions_to_establish`."""
-    needed = paired.repetitions_for(margin, baseline.noise, len(baseline.asked))
-    between = with_history(baseline.between, asked.history)
-    if between and asked.restarted:
-        needed = max(needed, paired.starts_for(margin, baseline.noise, len(baseline.asked), between, levels, asked.most))
-    return min(needed, asked.most)
+    return min(paired.repetitions_for(margin, baseline.noise, len(baseline.asked)), asked.most)
 
 
 def _repetitions(rng: np.random.Generator, build: Build, asked: AskingRules) -> Iterator[worlds.Chances]:
@@ -148,8 +145,10 @@ def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
         started = build.started(rng)
         for _ in range(2):
             record = _added(record, build, order, started.answered(rng), start, AskingRules(restarted=True))
-    (history,) = paired.answers_by_question(record).between if record else []
-    return history.model_copy(update={"runs": starts})
+    assert record is not None
+    means = paired.answers_by_question(record).start_means
+    shown = float(np.var([each.mean for each in means], ddof=1))
+    return Between(variance=shown, noise=means[0].noise, freedom=starts - 1.0, runs=starts)
 
 
 def _added(

@@ -81,7 +81,7 @@ def release(rng: np.random.Generator, setting: Setting, levels: Levels, gates: l
     asked = ASKED[setting.asked]
     if setting.asked == KNOWN:
         asked = asked._replace(history=accuracy.history(rng, baseline, IN_HISTORY))
-    old = accuracy.establish(rng, baseline, setting.margin, asked, levels)
+    old = accuracy.establish(rng, baseline, setting.margin, asked)
     alike = accuracy.Setting(setting.questions, 0.0, setting.lost, setting.margin)
     (ended,) = accuracy.against(rng, alike, old, candidate, {"": levels}, asked).values()
     name = setting.world if setting.is_usual else f"{setting.world}, {setting.asked}"

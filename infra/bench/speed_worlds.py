@@ -130,7 +130,8 @@ def _at_one_gate(
         if plan.history:
             change = relative.from_history(times[:count], others, "lower", at, known)
         else:
-            change = relative.in_turns(times[:count], others[:count], "lower", at, starts[:count], known)
+            of = starts[:count] if len(plan.starts) > 1 else None
+            change = relative.of_pairs(times[:count], others[:count], "lower", of, known).worsening(at)
         verdict = below(change.interval, margin)
         if verdict != "inconclusive":
             break
@@ -149,7 +150,5 @@ def _history(rng: np.random.Generator, machine: Machine, plan: RepeatPlan) -> Ea
     repeats, freedom = len(starts[0]), IN_HISTORY - 1.0
     noise = fmean(variance(map(float, start)) for start in starts)
     means = variance([float(start.mean()) for start in starts])
-    return EarlierRuns(
-        noise=Between(variance=noise, noise=0.0, freedom=freedom * (repeats - 1), runs=IN_HISTORY),
-        starts=Between(variance=means, noise=noise / repeats, freedom=freedom, runs=IN_HISTORY),
-    )
+    twice = Between(variance=2 * means, noise=2 * noise / repeats, freedom=freedom, runs=IN_HISTORY)
+    return EarlierRuns(starts=twice)

@@ -29,7 +29,7 @@ def release(rng: np.random.Generator, setting: Setting, gates: list[Gate]) -> di
     alike = accuracy.Setting(setting.questions, setting.flips, setting.lost, setting.margin)
     chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
     asked = accuracy.AskingRules()
-    baseline = accuracy.establish(rng, Build(chances.baseline), setting.margin, asked, levels_of(gates))
+    baseline = accuracy.establish(rng, Build(chances.baseline), setting.margin, asked)
     outcomes = {}
     for name, counts in ((COUNTED, True), (UNCOUNTED, False)):
         used = allowed = 0

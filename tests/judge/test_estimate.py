@@ -57,8 +57,8 @@ def test_without_gpus_or_a_price_nothing_is_reported_of_them() -> None:
     ],
 )
 def test_before_the_first_repeat_the_gates_say_how_long_it_may_take(tmp_path: Path, gates: list[Gate], seconds: int) -> None:
-    times = taken(plan(), 5 * seconds, 10 * seconds)
-    expected = f"load: 5 to 10 repeats of about {seconds} s, if as fast as its gates demand: {times}"
+    times = taken(plan(), 3 * seconds, 10 * seconds)
+    expected = f"load: 3 to 10 repeats of about {seconds} s, if as fast as its gates demand: {times}"
     assert line_before(plan(*gates), tmp_path) == expected
 
 
@@ -69,15 +69,15 @@ def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
     message = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
-    assert message == f"load: 5 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
+    assert message == f"load: 3 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
 
 
 @pytest.mark.parametrize(
     ("starts", "repeats", "message"),
     [
         (1, 5, ""),
-        (2, 5, "; then 3 repeats on each of up to 1 more start of the server"),
-        (4, 1, "; then 1 repeat on each of up to 3 more starts of the server"),
+        (2, 5, "; then 2 to 5 repeats on each of up to 1 more start of the server"),
+        (4, 1, "; then 1 to 5 repeats on each of up to 3 more starts of the server"),
     ],
 )
 def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, starts: int, repeats: int, message: str) -> None:
@@ -109,7 +109,7 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (Made(1, 130.0, None), "load: 4 to 9 more of about 130 s: 8.7 to 20 min, 35 to 78 GPU-min, $1.44 to $3.25"),
+        (Made(1, 130.0, None), "load: 2 to 9 more of about 130 s: 4.3 to 20 min, 17 to 78 GPU-min, $0.72 to $3.25"),
         (Made(2, 130.0, None), None),
         (
             Made(5, 132.0, ["ttft_p50_ms", "tpot_p50_ms"]),

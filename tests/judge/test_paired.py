@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from infra.bench import accuracy, worlds
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.judge.between import Between, pooled
+from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Between, Spread, spread
 from vllm_qualify.judge.paired import (
     MARGIN_IN_ERRORS,
     Answers,
@@ -26,7 +26,6 @@ from vllm_qualify.judge.paired import (
     loss,
     noise,
     repetitions_for,
-    starts_for,
 )
 
 QUESTIONS = 1319
@@ -97,15 +96,19 @@ def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answer
         loss(baseline, candidate, MARGIN)
 
 
+def lost(value: float, error: float, asked: int, spread: Spread = NO_SPREAD) -> Loss:
+    return Loss(value, error, asked, spread, 1.0)
+
+
 @pytest.mark.parametrize(("below", "above"), [(0.05, 0.05), (0.0125, 0.05)])
 def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> None:
-    interval = interval_of(Loss(0.004, 0.002, QUESTIONS), Sides(below, above))
+    interval = interval_of(lost(0.004, 0.002, QUESTIONS), Sides(below, above))
     assert interval.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
     assert interval.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
 
 
 def test_no_loss_lies_outside_of_all_questions() -> None:
-    assert interval_of(Loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
+    assert interval_of(lost(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
 
 
 def record(scores: list[list[float]], starts: list[int] | None = None, topics: list[int] | None = None) -> Record:
@@ -127,24 +130,32 @@ def test_a_record_is_summed_by_its_questions() -> None:
     assert answers.total.tolist() == [2, 1, 1]
     assert answers.squares.tolist() == [2, 1, 0.5]
     assert answers.asked.tolist() == [2, 2, 2]
-    assert (answers.starts.weight, answers.starts.freedom, answers.between) == (1, 0, [])
+    assert (answers.starts.weight, answers.start_means) == (1, [])
     assert answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
 
 
-def test_the_means_of_starts_show_their_variance() -> None:
-    """By hand: three starts of ten questions with 8, 9 and 7 right: the variance of .8, .9 and .7 is .01."""
+def test_the_means_of_starts_are_beside_that_of_all() -> None:
+    """By hand: three starts of ten questions with 8, 9 and 7 right."""
     rows = [[1] * right + [0] * (10 - right) for right in (8, 9, 7)]
     answers = answers_by_question(record([[float(score) for score in row] for row in rows], starts=[0, 1, 2])).starts
     assert answers.weight == pytest.approx(1 / 3)
-    assert answers.variance == pytest.approx(0.01)
-    assert (answers.repeated, answers.freedom) == (1, 2)
+    assert answers.shifts == pytest.approx((0.0, 0.1, -0.1))
+    assert answers.repeated == (1, 1, 1)
+
+
+def test_a_start_that_was_asked_twice_has_half_of_the_noise() -> None:
+    scores = [[1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
+    answers = answers_by_question(record(scores, starts=[0, 0, 1]))
+    first, second = answers.start_means
+    assert first.mean - second.mean == pytest.approx(7 / 8 - 2 / 4)
+    assert (first.noise, second.noise) == pytest.approx((answers.noise / 8, answers.noise / 4))
 
 
 def test_a_start_that_was_asked_only_some_questions_weighs_less_and_shows_no_mean() -> None:
     """Of two starts, the second had 4 of 10 questions: shares of 10 and 4 of 14 answers."""
     answers = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
     assert answers.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
-    assert answers.freedom == 0
+    assert answers.shifts == ()
 
 
 def test_what_a_topics_answers_share_counts_together() -> None:
@@ -168,40 +179,37 @@ def test_topics_whose_answers_differ_alone_add_nothing() -> None:
     assert answers.shared == pytest.approx(answers_by_question(record(scores)).noise, rel=0.1)
 
 
-def of_starts(number: int, variance: float, freedom: int) -> Answers:
-    """Questions that are always right, of so many starts with means of this variance."""
+def of_starts(*shifts: float) -> Answers:
+    """Questions that are always right, of starts with these shifts."""
     totals = answers([4] * 1000, [4] * 1000)
-    return replace(totals, starts=Starts(weight=1 / number, variance=variance, freedom=freedom))
+    return replace(totals, starts=Starts(1 / len(shifts), shifts, (1.0,) * len(shifts)))
 
 
 def test_starts_add_their_variance_by_their_numbers() -> None:
-    """4 and 2 starts: a quarter and a half of the variance, which is that of both by their degrees of freedom."""
-    difference = loss(of_starts(4, 4e-6, 3), of_starts(2, 8e-6, 1), MARGIN)
+    """4 and 2 starts: a quarter and a half of it."""
+    difference = loss(of_starts(0, 0, 0.01, -0.01), of_starts(0.01, -0.01), MARGIN)
     assert difference.weight == pytest.approx(1 / 4 + 1 / 2)
-    assert difference.between is not None
-    assert difference.between.variance == pytest.approx(5e-6)
-    assert difference.between.freedom == 4
+    calm = loss(of_starts(0, 0, 0, 0), of_starts(0, 0), MARGIN)
+    assert difference.reach(0.05) > 3 * calm.reach(0.05)
 
 
-def test_one_start_of_each_does_not_show_how_much_starts_differ() -> None:
+def test_what_is_not_seen_of_starts_is_assumed_unless_they_are_left_out() -> None:
     one = answers([4] * 1000, [4] * 1000)
-    assert loss(one, one, MARGIN).between is None
-    known = Between(variance=9e-6, noise=1e-6, freedom=20.0)
-    difference = loss(one, one, MARGIN, known)
-    assert (difference.between, difference.weight) == (known, 2)
-    assert difference.reach(0.05) > math.sqrt(2 * known.part) * stats.norm.isf(0.05)
+    difference, alone = loss(one, one, MARGIN), loss(one, one, MARGIN, over_starts=False)
+    assert difference.weight == 2
+    assert difference.reach(0.05) > math.sqrt(2) * OF_ANSWERS.scale
+    assert alone.reach(0.05) == pytest.approx(alone.error * stats.norm.isf(0.05), rel=1e-4)
+    calm = Between(variance=1e-10, noise=0.0, freedom=20.0)
+    assert loss(one, one, MARGIN, calm).reach(0.05) < difference.reach(0.05)
 
 
 def test_a_loss_is_known_enough_when_the_margin_is_so_many_errors() -> None:
     twice, once = answers([2] * 1000, [2] * 1000), answers([1] * 1000, [1] * 1000)
     error = MARGIN / MARGIN_IN_ERRORS
-    assert information_share(Loss(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
-    assert information_share(Loss(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
-    assert information_share(Loss(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
-    assert (
-        information_share(Loss(0.0, error, 2000, Between(variance=1e-6, noise=0.0, freedom=2.0), 1), twice, MARGIN, Levels())
-        < 0.9
-    )
+    assert information_share(lost(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
+    assert information_share(lost(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
+    assert information_share(lost(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
+    assert information_share(lost(0.0, error, 2000, spread(OF_ANSWERS, [])), twice, MARGIN, Levels()) < 0.9
 
 
 def test_looking_ends_when_enough_is_known() -> None:
@@ -213,10 +221,10 @@ def test_looking_ends_when_enough_is_known() -> None:
         answers(lost, [1] * 1000),
         answers([2 * right for right in lost], [2] * 1000),
     ]
-    fitted = list(looks(baseline, growing, MARGIN, Levels(), most=20))
+    fitted = list(looks(baseline, growing, MARGIN, Levels(), most=20, over_starts=False))
     assert [look.is_last for look in fitted] == [False, False, True]
     assert all(look.interval.lower <= MARGIN <= look.interval.upper for look in fitted)
-    assert [look.is_last for look in looks(baseline, growing[:2], MARGIN, Levels(), most=2)] == [False, True]
+    assert [look.is_last for look in looks(baseline, growing[:2], MARGIN, Levels(), most=2, over_starts=False)] == [False, True]
 
 
 def test_the_repetitions_follow_from_noise_and_margin() -> None:
@@ -226,32 +234,6 @@ def test_the_repetitions_follow_from_noise_and_margin() -> None:
     assert repetitions_for(0.008, 0.005, QUESTIONS) == 2
     assert repetitions_for(0.008, 0.0, QUESTIONS) == 2
     assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5.5 * QUESTIONS, rel=0.05)
-
-
-@pytest.mark.parametrize(("part", "needed"), [(0.0, 2), (0.003**2, 8), (0.01**2, 12)])
-def test_the_starts_follow_from_how_much_they_differ(part: float, needed: int) -> None:
-    """By hand, if it were known for sure: 2 · (0.005 / 1319 + 0.003²) · (3.95 / 0.0075)² = 7.1."""
-    known = Between(variance=part, noise=0.0, freedom=1e6)
-    assert starts_for(MARGIN, 0.005 if part else 0.0, QUESTIONS, known, Levels(), most=12) == needed
-    vague = known.model_copy(update={"freedom": 4.0})
-    assert starts_for(MARGIN, 0.005 if part else 0.0, QUESTIONS, vague, Levels(), most=30) >= needed
-
-
-@given(
-    parts=st.lists(st.tuples(st.floats(1e-9, 1e-3), st.floats(0, 1e-3), st.integers(1, 40)), min_size=1, max_size=3),
-    error=st.floats(0, 0.1),
-    alpha=st.floats(0.0005, 0.4),
-)
-# almost no error beside a noise that explains nearly all that starts show
-@example(parts=[(2.0**-24, 0.0, 1), (2.0**-24, 3.0620930369139006e-4, 1)], error=1e-9, alpha=0.25)
-# one of the variances that it allows is far larger than what nearly all of them add
-@example(parts=[(1e-9, 9.999999999999998e-4, 1)], error=1e-9, alpha=0.0008822991684091555)
-def test_what_starts_add_makes_no_interval_narrower(parts: list[tuple[float, float, int]], error: float, alpha: float) -> None:
-    known = pooled(Between(variance=one, noise=other, freedom=float(freedom)) for one, other, freedom in parts)
-    assert known is not None
-    alone, with_starts = Loss(0.0, error, 1), Loss(0.0, error, 1, known, 1.0)
-    assert with_starts.reach(alpha) >= alone.reach(alpha) * (1 - 1e-6) - 1e-12
-    assert Loss(0.0, error, 1, known, 2.0).reach(alpha) >= with_starts.reach(alpha) * (1 - 1e-6) - 1e-12
 
 
 @given(data=st.data(), questions=st.integers(2, 30), repetitions=st.integers(2, 6))

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.between import Between
-from vllm_qualify.judge.relative import EarlierRuns, Worsening, from_history, in_turns, without_noise
+from vllm_qualify.judge.between import OF_LOADS, Between, spread
+from vllm_qualify.judge.relative import (
+    NOTHING,
+    EarlierRuns,
+    Worsening,
+    from_history,
+    in_turns,
+    noise_of_build,
+    noise_of_pairs,
+    of_pairs,
+    without_noise,
+)
 from vllm_qualify.recipe.metrics import Direction
 
 AT = Sides(below=0.0125, above=0.05)
@@ -126,62 +136,66 @@ def part(variance: float, freedom: float = 20.0) -> Between:
     return Between(variance=variance, noise=0.0, freedom=freedom)
 
 
-def test_pairs_of_which_each_has_its_own_starts_have_students_interval() -> None:
-    alone, change = in_turns(LONGER, TIMES, "lower", AT), in_turns(LONGER, TIMES, "lower", AT, starts=[1, 2, 3])
-    assert change.value == pytest.approx(alone.value)
-    assert width(change) == pytest.approx(width(alone), rel=1e-3)
+def over_starts(candidate: list[float], baseline: list[float], starts: list[int], known: EarlierRuns = NOTHING) -> Worsening:
+    return of_pairs(candidate, baseline, "lower", starts, known).worsening(AT)
 
 
 def test_starts_that_differ_count_by_their_number_and_not_by_that_of_their_repeats() -> None:
-    """By hand: pairs of two starts without any noise, 2 and 4 % slower: one degree of freedom, and an error of half of that."""
-    slower = [1.02] * 5 + [1.04] * 5
-    times = [20 * by for by in slower]
-    change = in_turns(times, [20.0] * 10, "lower", AT, starts=[1] * 5 + [2] * 5)
-    logs = np.log([1.02, 1.04])
-    middle, error = logs.mean(), (logs[1] - logs[0]) / 2
-    assert change.interval.lower == pytest.approx(math.expm1(middle - stats.t.isf(AT.below, 1) * error), rel=1e-3)
-    assert change.interval.upper == pytest.approx(math.expm1(middle + stats.t.isf(AT.above, 1) * error), rel=1e-3)
-    assert width(change) > 5 * width(in_turns(times, [20.0] * 10, "lower", AT))
+    """Pairs of two starts without any noise, 2 and 4 % slower: one start's repeats would be sure of either."""
+    times = [20 * by for by in [1.02] * 5 + [1.04] * 5]
+    change = over_starts(times, [20.0] * 10, [1] * 5 + [2] * 5)
+    assert change.interval.lower < 0.02 < 0.04 < change.interval.upper
+    assert width(change) > 3 * width(in_turns(times, [20.0] * 10, "lower", AT))
+    many = over_starts([20 * by for by in [1.02, 1.04] * 5], [20.0] * 10, list(range(10)))
+    assert many.value == pytest.approx(change.value)
+    assert width(many) < width(change) / 3
 
 
-def test_what_is_known_of_starts_counts_for_both_builds() -> None:
-    """By hand, if it is known for sure: twice the variance of one start, once for each build."""
-    sure = EarlierRuns(starts=part(0.01**2, 1e9), noise=part(0.0, 1e9))
-    change = in_turns([22.0, 22.0], [20.0, 20.0], "lower", AT, known=sure)
-    # history has at most 30 degrees of freedom
-    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(
-        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 30), rel=3e-3
-    )
+def test_one_start_has_what_is_assumed_of_both_builds() -> None:
+    """Without noise and with many repeats it is √2 times what is assumed of one."""
+    change = over_starts([22.0] * 40, [20.0] * 40, [1] * 40)
+    reach = spread(OF_LOADS, []).reach(AT.above, 0.0, 2.0)
+    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(reach, rel=1e-3)
+    apart = from_history([22.0] * 40, [20.0] * 40, "lower", AT, starts=([1] * 40, [1] * 40))
+    assert apart.interval.upper == pytest.approx(change.interval.upper)
+
+
+def test_what_is_known_of_starts_makes_it_surer() -> None:
+    calm = EarlierRuns(starts=part(0.0005**2))
+    pair = [22.0, 22.0], [20.0, 20.0]
+    assert width(over_starts(*pair, [1, 1], calm)) < width(over_starts(*pair, [1, 1])) / 2
+
+
+def test_one_repeat_of_each_start_shows_no_other_noise_than_that_of_starts() -> None:
+    change = over_starts(LONGER, TIMES, [1, 2, 3])
+    assert change.value == pytest.approx(in_turns(LONGER, TIMES, "lower", AT).value)
+    assert 0.05 < change.interval.lower < change.value < change.interval.upper
+
+
+def test_noise_is_within_the_starts() -> None:
+    """By hand: 1 and e are each half of one beside their mean, so the variance is a half, whatever starts differ by."""
+    values = [1.0, math.e, 100.0, 100 * math.e]
+    assert noise_of_build(values, [1, 1, 2, 2]) == pytest.approx(0.5)
+    assert noise_of_pairs(values, [1.0] * 4, [1, 1, 2, 2]) == pytest.approx(0.5)
+    assert noise_of_build(values, [1, 2, 3, 4]) == 0
 
 
 def test_what_is_known_of_days_counts_for_both_builds() -> None:
     change = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, EarlierRuns(days=part(0.01**2)))
+    # history has at most 10 degrees of freedom
     assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(
-        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 20), rel=3e-3
+        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 10), rel=3e-3
     )
-
-
-def test_a_known_noise_makes_a_few_repeats_surer_but_does_not_hide_a_larger_one() -> None:
-    calm = EarlierRuns(noise=part(0.01**2))
-    assert width(in_turns(LONGER, TIMES, "lower", AT, known=calm)) < width(in_turns(LONGER, TIMES, "lower", AT))
-    wild = [22.0, 26.0, 19.0]
-    assert in_turns(wild, TIMES, "lower", AT, known=calm) == in_turns(wild, TIMES, "lower", AT)
 
 
 @given(
     logs=st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.integers(1, 3)), min_size=2, max_size=8),
-    variance=st.floats(1e-8, 1e-2),
 )
-def test_what_is_known_of_starts_makes_no_interval_of_one_start_narrower(
-    logs: list[tuple[float, float, int]], variance: float
-) -> None:
+def test_starts_have_no_order(logs: list[tuple[float, float, int]]) -> None:
     candidate, baseline = ([math.exp(each[build]) for each in logs] for build in (0, 1))
-    alone = in_turns(candidate, baseline, "lower", AT)
-    change = in_turns(candidate, baseline, "lower", AT, known=EarlierRuns(starts=part(variance)))
-    assert width(change) >= width(alone) * (1 - 2e-3) - 1e-9
     starts = [each[2] for each in logs]
     one, other = (
-        in_turns(candidate, baseline, "lower", AT, starts=[numbers[start] for start in starts])
+        over_starts(candidate, baseline, [numbers[start] for start in starts])
         for numbers in ({1: 1, 2: 2, 3: 3}, {1: 7, 2: 1, 3: 4})
     )
     assert (one.interval.lower, one.interval.upper) == pytest.approx((other.interval.lower, other.interval.upper))

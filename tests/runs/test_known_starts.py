@@ -78,15 +78,7 @@ def silent(_: str) -> None:
 
 def known(store: DirectoryStore, **changes: object) -> list[BetweenStarts]:
     plan = started(1.0)(passed_report()).plan.model_copy(update=changes)
-    return [between for between in with_between(plan, store, silent).between if between.of != "repeat"]
-
-
-def test_repeats_of_all_starts_show_their_own_noise(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
-    publish(store, tmp_path, key, 0, started(1.02))
-    plan = started(1.0)(passed_report()).plan
-    (between,) = (known for known in with_between(plan, store, silent).between if known.of == "repeat")
-    assert between.variance == pytest.approx(3 * noise_of(passed_report()))
-    assert (between.noise, between.freedom) == (0.0, 4.0)
+    return with_between(plan, store, silent).between
 
 
 def noise_of(report: Report) -> float:
@@ -160,7 +152,7 @@ def test_only_the_newest_runs_of_a_cell_are_read(store: DirectoryStore, tmp_path
 def test_the_approver_finds_the_same_without_the_index(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     run = publish_report(store, tmp_path / "runs", RUNS[1], started(1.02))
-    assert [between for between in between_by_pointers(run, store) if between.of != "repeat"] == known(store)
+    assert between_by_pointers(run, store) == known(store)
     (tmp_path / "store" / "index.json").unlink()
     assert between_by_pointers(run, store) != []
     assert known(store) == []
@@ -171,7 +163,7 @@ def test_whoever_qualifies_is_reported(store: DirectoryStore, tmp_path: Path, ke
     said: list[str] = []
     plan: CellPlan = started(1.0)(passed_report()).plan
     with_between(plan, store, said.append)
-    assert said == [f"{CELL}: {RATE} from {of} to {of} is known from 1 approved run" for of in ("start", "repeat")]
+    assert said == [f"{CELL}: {RATE} from start to start is known from 1 approved run"]
 
 
 def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:

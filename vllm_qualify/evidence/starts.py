@@ -22,8 +22,10 @@ from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.workload import Load
 
 STARTS, FIRST = "starts", 1
-# Of a further start's load, unless the first has fewer. With three, a first one that is far off can be left out.
-REPEATS = 3
+# Of a further start's load, unless the first has fewer: two show noise. While they are noisy there are more, up to so many.
+REPEATS, MOST_REPEATS = 2, 5
+# A run that becomes a baseline is started so often at most: then a candidate's starts are known from it, too.
+OF_A_BASELINE = 4
 # Each page of a step or of a repeat, from before and from after it.
 BEFORE = ("accuracy/*/r*-b*/metrics-before.txt", "load/metrics-*-before.txt")
 AFTER = ("accuracy/*/r*-b*/metrics-after.txt", "load/metrics-*-after.txt")
@@ -66,15 +68,15 @@ def is_compared(gates: Sequence[Gate], task: TaskPlan) -> bool:
     return any(gate.against == "answers" and gate.task == task.name for gate in gates)
 
 
-def repeats_of(settings: Load) -> int:
-    """How often the load is run in a further start."""
-    return min(REPEATS, settings.repeats)
+def repeats_of(settings: Load) -> range:
+    """How often the load may be run in a further start."""
+    least = min(REPEATS, settings.repeats)
+    return range(least, max(least, min(MOST_REPEATS, settings.looks[-1])) + 1)
 
 
 def _load_of(settings: Load, evidence: Path, number: int) -> Load:
-    repeats = repeats_of(settings)
-    left_s = _left_s(settings, evidence, number)
-    return settings.model_copy(update={"repeats": repeats, "most_repeats": repeats, "time_budget_s": left_s})
+    looks, left_s = repeats_of(settings), _left_s(settings, evidence, number)
+    return settings.model_copy(update={"repeats": looks[0], "most_repeats": looks[-1], "time_budget_s": left_s})
 
 
 def _left_s(settings: Load, evidence: Path, number: int) -> float | None:
@@ -88,12 +90,6 @@ def _took_s(evidence: Path, number: int) -> list[float]:
     """How long each repeat took before this start, in s."""
     loads = [root(evidence, earlier) / "load" for earlier in range(FIRST, number)]
     return [seconds for load in loads if load.is_dir() for seconds in took_s(load)]
-
-
-def looks_of(plan: CellPlan) -> range:
-    """The numbers of repeats, of all starts together, after which a comparison of loads may be looked at."""
-    looks = plan.load.looks
-    return range(looks.start, looks.stop + (plan.starts - FIRST) * repeats_of(plan.load))
 
 
 def too_long(load: Load, evidence: Path, number: int) -> str | None:

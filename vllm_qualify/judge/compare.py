@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence import accuracy, answers, starts
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
-from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Levels, Sides, levels_for, sides_of
+from vllm_qualify.evidence.sequential import levels_for, sides_of
 from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_answers, scored_texts
-from vllm_qualify.judge import likelihood, paired, relative, tokens
+from vllm_qualify.judge import likelihood, loads, paired, relative, tokens
 from vllm_qualify.judge.between import Between, History
+from vllm_qualify.judge.loads import LoadPlan, Repeats
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import EarlierRuns
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
@@ -51,6 +51,7 @@ ANCHOR, ACCURACY_STAGE = "anchor", "accuracy.json"
 ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE}
 # What an interval does not have, in the words of reports.
 STARTS = "what differs from start to start of a server, since each build was started once"
+ASSUMED = "what differs from start to start of this server: it is assumed, since the server was started once"
 STARTS_OF_TWO = "what differs from start to start of a server, since one of the two was started once"
 FIRST_STARTS = "what differs from start to start of a server, since only the answers of each build's first one are compared"
 DAYS = "what differs from day to day, since each build was measured on one"
@@ -83,17 +84,19 @@ def compare(
     comparing = [gate for gate in judged if gate.is_compared and (gates is None or gate in gates)]
 
     @cache
-    def loads() -> list[Measurement]:
+    def baseline_load() -> list[Measurement]:
         """The baseline's load, read once for all gates."""
         return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
-    return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
+    return [_compared(gate, plan, evidence, measurements, baseline_load) for gate in comparing]
 
 
-Loads = Callable[[], list[Measurement]]
+BaselineLoad = Callable[[], list[Measurement]]
 
 
-def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], loads: Loads) -> Measurement:
+def _compared(
+    gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], baseline_load: BaselineLoad
+) -> Measurement:
     about = {"task": gate.task, "filter": gate.filter, **_against(gate, plan)}
     try:
         ours = _own(gate, measurements)
@@ -107,7 +110,7 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
             case "tokens":
                 return _longer(gate, plan, evidence, about)
             case "load":
-                return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
+                return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], baseline_load, about)
             case "likelihood":
                 return _unlikelier(gate, plan, evidence, ours, about)
             case None:
@@ -183,7 +186,7 @@ def _first_answers(plan: CellPlan, evidence: Path, gate: Gate) -> Answered:
 def _lacking_start(gate: Gate, plan: CellPlan, evidence: Path, measurements: Iterable[Measurement]) -> str | None:
     """Which of the planned starts does not count for a gate, and why; None if all do, or the budget ended their loads."""
     reasons = {row.start: row.invalid_because for row in _in_starts(gate, measurements)}
-    for number in range(starts.FIRST + 1, plan.starts + 1):
+    for number in range(starts.FIRST + 1, min(plan.starts, starts.OF_A_BASELINE) + 1):
         if number not in reasons and not (gate.against == "load" and _no_time(plan, evidence, number)):
             return f"start {number} did not measure it"
         if reasons.get(number):
@@ -206,7 +209,7 @@ def unusable_baseline(plan: CellPlan, folder: Path) -> str | None:
                 if gate.against == "tokens":
                     tokens.by_question(kept.answers)
                 else:
-                    repetitions_to_establish(kept, task, gate, levels_for(plan))
+                    repetitions_to_establish(kept, task, gate)
             except UNUSABLE as error:
                 return f"{other.word}: {in_words(error)}"
     return None
@@ -253,13 +256,13 @@ def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
     for gate in paired_gates(plan, task):
         # Nothing can be compared with a baseline that is gone or shows no noise, and the comparison will say so.
         with suppress(*UNUSABLE):
-            repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate, levels_for(plan))
+            repetitions_to_establish(answers.load(evidence / BASELINE / answers_path(task.name)), task, gate)
             return task.settings.most_repetitions
     return task.least_repetitions
 
 
-def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
-    """How often all questions must be asked for the gate's margin, by the noise of these answers and of their starts.
+def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate) -> int:
+    """How often all questions must be asked for the gate's margin, by the noise of these answers.
 
     Raises:
         ValueError: no question was answered twice.
@@ -267,11 +270,8 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, lev
     scores = paired.answers_by_question(_record(_answered(answered), _key(gate), _questions(answered.answers)))
     if scores.spare == 0:
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
-    margin, questions, most = _margin(gate), len(scores.asked), task.settings.most_repetitions
-    needed = paired.repetitions_for(margin, scores.noise, questions)
-    for between in scores.between:
-        needed = max(needed, paired.starts_for(margin, scores.noise, questions, between, levels, most))
-    return min(needed, most)
+    needed = paired.repetitions_for(_margin(gate), scores.noise, len(scores.asked))
+    return min(needed, task.settings.most_repetitions)
 
 
 def knows_enough(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
@@ -332,7 +332,7 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
-        not_in_interval=[STARTS] if difference.between is None else [],
+        not_in_interval=[] if history else _of_few(plan, _starts_of(new), _starts_of(old)),
         **about,
     )
 
@@ -392,8 +392,27 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
     # The last look that there can be is at the last start that may be made.
     most = len(planned) if plan.starts == starts.FIRST else len(taken) + plan.starts - starts.FIRST - len(others)
     growing = (paired.answers_by_question(ours.until(asked)) for asked in taken)
-    *_, last = paired.looks(theirs, growing, _margin(gate), levels_for(plan), most, _known(plan).starts.get(gate.label))
+    about = (_margin(gate), levels_for(plan), most, _known(plan).starts.get(gate.label))
+    *_, last = paired.looks(theirs, growing, *about, over_starts=_is_over_starts(plan, gate, theirs))
     return last, old, new
+
+
+def _is_over_starts(plan: CellPlan, gate: Gate, theirs: paired.Answers) -> bool:
+    """Whether what differs between starts is in a comparison of answers. If each build is started once, it is not, and said."""
+    return plan.starts > starts.FIRST or len(theirs.starts.shifts) > 1 or gate.label in _known(plan).starts
+
+
+def _starts_of(answered: Answered) -> int:
+    return len({answer.start for answer in answered.answers})
+
+
+def _of_few(plan: CellPlan, ours: int, theirs: int) -> list[str]:
+    """What an interval lacks with so many starts of the cell's server, and of its baseline's."""
+    if ours > starts.FIRST:
+        return []
+    if plan.starts > starts.FIRST:
+        return [ASSUMED]
+    return [] if theirs > starts.FIRST else [STARTS]
 
 
 def _answers_of_other(folder: Path, gate: Gate, task: TaskPlan) -> Answered:
@@ -413,12 +432,12 @@ def _further_of_other(folder: Path, gate: Gate) -> list[Measurement]:
 def _known(plan: CellPlan) -> History:
     """What earlier runs on this GPU type showed, by the labels of the plan's gates."""
     labels = [(label_of(gate.metric, gate.task, gate.filter, against_baseline=False), gate.label) for gate in plan.gates]
-    by_source: dict[str, dict[str, Between]] = {"start": {}, "day": {}, "repeat": {}}
+    by_source: dict[str, dict[str, Between]] = {"start": {}, "pair": {}, "day": {}, "repeat": {}}
     for known in plan.between:
         about = known.model_dump(include={"variance", "noise", "freedom"})
         for label in (label for own, label in labels if own == known.label):
             by_source[known.of][label] = Between(**about, runs=len(known.runs))
-    return History(starts=by_source["start"], days=by_source["day"], noise=by_source["repeat"])
+    return History(starts=by_source["start"], pairs=by_source["pair"], days=by_source["day"])
 
 
 def _margin(gate: Gate) -> float:
@@ -501,61 +520,91 @@ def _worsening(
     plan: CellPlan,
     evidence: Path,
     ours: list[Measurement],
-    loads: Loads,
+    baseline_load: BaselineLoad,
     about: dict[str, Any],
 ) -> Measurement:
     """From the cell's measurements of each start, the first one first."""
-    theirs = _of_baseline_load(gate, plan, evidence, loads, ours)
+    theirs = _of_baseline_load(gate, plan, evidence, baseline_load, ours)
     if spoiled := next((row for row in theirs if row.invalid_because is not None), None):
         return invalid(gate.metric, f"the baseline's: {spoiled.invalid_because}", spoiled.source, **about)
     if plan.beside:
         ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
-    direction, history = METRICS[gate.metric].direction, _known(plan)
-    known = EarlierRuns(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
-    (repeats, started), (others, others_started) = _together(ours), _together(theirs)
-    first = len(ours[0].repeats)
-
-    def at_look(used: int, at: Sides) -> Interval | None:
-        if used <= first < len(repeats) and known.starts is None:
-            # What differs from start to start was not known yet.
-            return None
-        if plan.beside:
-            return relative.in_turns(repeats[:used], others[:used], direction, at, started[:used], known).interval
-        return relative.from_history(repeats[:used], others, direction, at, known, (started[:used], others_started)).interval
-
-    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
-    value, looks = relative.without_noise(repeats, others, direction), starts.looks_of(plan)
-    interval = interval_over_looks(value, at_look, "lower", levels_for(plan), looks, count, left_out=count - len(repeats))
-    several = len(ours) > 1 or (plan.beside is None and len(theirs) > 1)
+    ours_together, theirs_together = _together(ours), _together(theirs)
+    compared, left_out = load_plan(gate, plan), _left_out(evidence, ours)
     return valid(
         gate.metric,
-        value,
-        f"{ours[-1].source} beside {theirs[-1].source}{_by_history((known.starts, known.days))}",
+        relative.without_noise(ours_together.values, theirs_together.values, compared.direction),
+        f"{ours[-1].source} beside {theirs[-1].source}{_by_history((compared.known.starts, compared.known.days))}",
         sample_count=sum(row.sample_count for row in (*ours, *theirs)),
-        interval=interval,
+        interval=loads.look(compared, ours_together, theirs_together, left_out).interval,
         ended_because=ours[0].ended_because or _no_time(plan, evidence, len(starts.further(evidence)) + starts.FIRST + 1),
-        not_in_interval=_not_known(known, several=several, is_history=plan.beside is None),
+        not_in_interval=_not_known(plan, compared.known, ours_together, theirs_together),
         is_history=plan.beside is None,
         traced_to=[path for row in (*ours, *theirs) for path in row.traced_to],
         **about,
     )
 
 
+def loads_of_gate(
+    gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]
+) -> tuple[LoadPlan, Repeats, Repeats]:
+    """How a gate's loads are compared, and the repeats of the cell and of its baseline. Raises one of UNUSABLE."""
+    ours = [_own(gate, measurements), *_in_starts(gate, measurements)]
+    read = partial(parse_beside if plan.beside else _history, plan, evidence)
+    theirs = _of_baseline_load(gate, plan, evidence, read, ours)
+    if spoiled := next((row for row in (*ours, *theirs) if row.invalid_because is not None), None):
+        raise ValueError(spoiled.invalid_because)
+    if plan.beside:
+        ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
+    return load_plan(gate, plan), _together(ours), _together(theirs)
+
+
+def needs_no_start(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> bool:
+    """Whether another start would tell a gate nothing that it needs: its margin is many standard errors."""
+    with suppress(*UNUSABLE):
+        if gate.against == "load":
+            return loads.look(*loads_of_gate(gate, plan, evidence, measurements)).is_last
+        return _looked(gate, plan, evidence, _task_of(plan, gate))[0].is_last
+    # The comparison says why it is invalid.
+    return False
+
+
+def load_plan(gate: Gate, plan: CellPlan) -> LoadPlan:
+    """How a gate's loads are compared. Raises ValueError if the gate has no margin."""
+    history = _known(plan)
+    known = EarlierRuns(history.starts.get(gate.label), history.days.get(gate.label))
+    return LoadPlan(
+        direction=METRICS[gate.metric].direction,
+        margin=_margin(gate),
+        levels=levels_for(plan),
+        looks=plan.load.looks,
+        most_starts=plan.starts,
+        in_turns=plan.beside is not None,
+        known=EarlierRuns(starts=history.pairs.get(gate.label)) if plan.beside else known,
+    )
+
+
+def _left_out(evidence: Path, ours: Sequence[Measurement]) -> int:
+    """How many repeats of the cell's load do not count."""
+    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
+    return count - sum(len(row.repeats) for row in ours)
+
+
 def _of_baseline_load(
-    gate: Gate, plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]
+    gate: Gate, plan: CellPlan, evidence: Path, baseline_load: BaselineLoad, ours: Sequence[Measurement]
 ) -> list[Measurement]:
     """The baseline's measurements by start: those in turns, else those of its own starts that count. Raises one of UNUSABLE."""
-    first = _only(loads(), gate.metric)
+    first = _only(baseline_load(), gate.metric)
     if plan.beside is None:
         return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
     numbers = [row.start for row in ours if row.start]
     return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
 
 
-def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:
-    """The repeats of all starts, and the start of each."""
+def _together(rows: Sequence[Measurement]) -> Repeats:
+    """The repeats of all starts."""
     repeats = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
-    return [repeat for repeat, _ in repeats], [start for _, start in repeats]
+    return Repeats([repeat for repeat, _ in repeats], [start for _, start in repeats])
 
 
 def _no_time(plan: CellPlan, evidence: Path, number: int) -> str | None:
@@ -573,10 +622,11 @@ def _by_history(known: Iterable[Between | None]) -> str:
     return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
-def _not_known(known: EarlierRuns, *, several: bool, is_history: bool) -> list[str]:
-    """The sources of noise that the interval lacks. `several` says that one of the builds was started more than once."""
-    days = [DAYS] if is_history and known.days is None else []
-    return days if several or known.starts or (is_history and known.days) else [STARTS, *days]
+def _not_known(plan: CellPlan, known: EarlierRuns, ours: Repeats, theirs: Repeats) -> list[str]:
+    """The sources of noise that the interval lacks."""
+    days = [DAYS] if plan.beside is None and known.days is None else []
+    theirs_alone = starts.FIRST if plan.beside else len(theirs.starts)
+    return days if known.starts or known.days else [*_of_few(plan, len(ours.starts), theirs_alone), *days]
 
 
 def _unlikelier(gate: Gate, plan: CellPlan, evidence: Path, ours: Measurement, about: dict[str, str | None]) -> Measurement:

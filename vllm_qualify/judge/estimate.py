@@ -123,7 +123,8 @@ def _starts(plan: CellPlan) -> str:
     if plan.starts == FIRST or not any(gate.against == "load" for gate in plan.gates):
         return ""
     repeats, more = repeats_of(plan.load), plan.starts - FIRST
-    again = f"{repeats} repeat{'s' if repeats > 1 else ''} on each of up to {more} more start{'s' if more > 1 else ''}"
+    each = _range(f"{repeats[0]}", f"{repeats[-1]}") + (" repeat" if repeats[-1] == 1 else " repeats")
+    again = f"{each} on each of up to {more} more start{'s' if more > 1 else ''}"
     return f"; then {again} of the server"
 
 

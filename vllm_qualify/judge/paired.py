@@ -7,7 +7,7 @@ The last is which questions were not asked yet: their order is random, so that i
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
-from vllm_qualify.judge.between import Between, reach_of, with_history
+from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Between, Spread, StartMean, spread
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -59,14 +59,13 @@ class Starts(NamedTuple):
     """The starts that a build's answers are from.
 
     `weight` is the sum of the squares of their shares of the answers: one over their number, if all answered as much.
-    `variance` is that of the means of those that answered nearly all questions, from `freedom` degrees of freedom, and
-    `repeated` the mean of one over how often each of these answered a question.
+    `shifts` are the means of those that answered nearly all questions, less those of all of these together, and `repeated` how
+    often each of them answered a question.
     """
 
     weight: float = 1.0
-    variance: float = 0.0
-    repeated: float = 1.0
-    freedom: int = 0
+    shifts: tuple[float, ...] = ()
+    repeated: tuple[float, ...] = ()
 
 
 ONE_START = Starts()
@@ -111,12 +110,10 @@ class Answers:
         return max((within + 0.5) / self.spare, self.shared)
 
     @property
-    def between(self) -> list[Between]:
-        """What its own starts tell of their variance; empty for fewer than two."""
-        if not self.starts.freedom:
-            return []
-        explained = self.noise * self.starts.repeated / len(self.asked)
-        return [Between(variance=self.starts.variance, noise=explained, freedom=float(self.starts.freedom))]
+    def start_means(self) -> list[StartMean]:
+        """The means of its starts; empty for fewer than two."""
+        noises = [self.noise / len(self.asked) / often for often in self.starts.repeated]
+        return [StartMean(*each) for each in zip(self.starts.shifts, noises, strict=True)]
 
 
 def answers_by_question(record: Record) -> Answers:
@@ -142,9 +139,8 @@ def _starts(record: Record) -> Starts:
     rows = np.concatenate(whole)
     asked = np.bincount(record.question[rows], minlength=record.questions)
     usual = np.bincount(record.question[rows], record.score[rows], record.questions) / np.maximum(asked, 1)
-    shifts = [float((record.score[rows] - usual[record.question[rows]]).mean()) for rows in whole]
-    repeated = float(np.mean([record.questions / len(rows) for rows in whole]))
-    return Starts(weight, float(np.var(shifts, ddof=1)), repeated, len(whole) - 1)
+    shifts = tuple(float((record.score[rows] - usual[record.question[rows]]).mean()) for rows in whole)
+    return Starts(weight, shifts, tuple(len(rows) / record.questions for rows in whole))
 
 
 def _shared(record: Record, answers: Answers) -> float:
@@ -162,26 +158,28 @@ def _shared(record: Record, answers: Answers) -> float:
 class Loss(NamedTuple):
     """How much the candidate lost, as a share of the questions; a gain is below zero.
 
-    `error` is its standard error within the starts that answered. `weight` times the variance `between` starts adds to it.
-    `between` is None if only one start of each answered, and no history tells of others: that part is then not known.
+    `error` is its standard error within the starts that answered. `weight` times the variance of starts adds to it.
     """
 
     value: float
     error: float
     asked: int
-    between: Between | None = None
-    weight: float = 0.0
+    spread: Spread
+    weight: float
 
     def reach(self, alpha: float) -> float:
         """How far the true loss lies above the value, or below it, with the chance `alpha`."""
-        return reach_of(alpha, self.error**2, self.weight, self.between)
+        return self.spread.reach(alpha, self.error**2, self.weight)
 
 
-def loss(baseline: Answers, candidate: Answers, margin: float, history: Between | None = None) -> Loss:
+def loss(
+    baseline: Answers, candidate: Answers, margin: float, history: Between | None = None, *, over_starts: bool = True
+) -> Loss:
     """The candidate's loss against the baseline over the questions that both were asked.
 
     The loss will be compared with `margin`. If few questions differ, the error assumes at least as many differences as a loss
-    of that size needs. `history` is what earlier runs showed of starts on this GPU type.
+    of that size needs. `history` is what earlier runs showed of starts. What differs between starts is left out if the
+    comparison is not `over_starts`.
 
     Raises:
         ValueError: fewer than two common questions; or neither build answered one twice, so that the noise is not known.
@@ -200,9 +198,9 @@ def loss(baseline: Answers, candidate: Answers, margin: float, history: Between 
     from_noise = (theirs * inverse + ours * float((1 / candidate.asked[common]).sum())) / number**2
     # Sampling without replacement: the more questions were asked, the less the others can change.
     from_sampling = (1 - number / total) * max(varied, margin, 1 / number) / number
-    between = with_history([*baseline.between, *candidate.between], history)
+    starts = spread(OF_ANSWERS, [baseline.start_means, candidate.start_means], history) if over_starts else NO_SPREAD
     weight = baseline.starts.weight + candidate.starts.weight
-    return Loss(float(differences.mean()), math.sqrt(from_noise + from_sampling), int(candidate.asked.sum()), between, weight)
+    return Loss(float(differences.mean()), math.sqrt(from_noise + from_sampling), int(candidate.asked.sum()), starts, weight)
 
 
 def noise(baseline: Answers, candidate: Answers) -> float:
@@ -225,13 +223,14 @@ def information_share(difference: Loss, candidate: Answers, margin: float, level
     takes, and hold its error rates (information-based monitoring: Lan & DeMets 1983; Mehta & Tsiatis 2001, Drug Inf. J. 35).
     """
     few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
-    return min(_known(difference, margin, levels), MOST_OF_FEW if few else 1.0)
+    return min(share_of_information(difference.reach, margin, levels), MOST_OF_FEW if few else 1.0)
 
 
-def _known(difference: Loss, margin: float, levels: Levels) -> float:
+def share_of_information(reach: Callable[[float], float], margin: float, levels: Levels) -> float:
+    """The share of what a margin needs, from how far a difference can be off with a chance; at most 1."""
     # With few degrees of freedom a small chance reaches further out than the normal distribution has it.
-    error = max(difference.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
-    return (margin / MARGIN_IN_ERRORS / error) ** 2 if error else 1.0
+    error = max(reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
+    return min(1.0, (margin / MARGIN_IN_ERRORS / error) ** 2) if error else 1.0
 
 
 class Look(NamedTuple):
@@ -247,12 +246,19 @@ class Look(NamedTuple):
 
 
 def looks(
-    baseline: Answers, growing: Iterable[Answers], margin: float, levels: Levels, most: int, history: Between | None = None
+    baseline: Answers,
+    growing: Iterable[Answers],
+    margin: float,
+    levels: Levels,
+    most: int,
+    history: Between | None = None,
+    *,
+    over_starts: bool = True,
 ) -> Iterator[Look]:
-    """Each look at a candidate, from its answers at each of them, of which there are at most `most`. Raises as `loss`."""
+    """Each look at a candidate, from its answers at each of them, of which there are at most `most`. Else as `loss`."""
     shares: list[float] = []
     for number, candidate in enumerate(growing, start=1):
-        difference = loss(baseline, candidate, margin, history)
+        difference = loss(baseline, candidate, margin, history, over_starts=over_starts)
         shares.append(1.0 if number == most else information_share(difference, candidate, margin, levels))
         of_start = information_share(difference._replace(weight=0.0), candidate, margin, levels)
         interval = interval_of(difference, sides_after("lower", levels, rising(shares)))
@@ -265,16 +271,6 @@ def repetitions_for(margin: float, noise: float, questions: int) -> int:
     `noise` is the variance of one answer. `margin` is the loss that must not be reached, as a share of the questions.
     """
     return max(LEAST_OF_A_CANDIDATE, math.ceil(2 * noise * (MARGIN_IN_ERRORS / margin) ** 2 / questions))
-
-
-def starts_for(margin: float, noise: float, questions: int, between: Between, levels: Levels, most: int) -> int:
-    """As `repetitions_for`, if each repetition is on a start of its own; `most` if more would be needed."""
-
-    def after(number: int) -> Loss:
-        return Loss(0.0, math.sqrt(2 * noise / questions / number), 0, between, 2 / number)
-
-    enough = (number for number in range(LEAST_OF_A_CANDIDATE, most) if _known(after(number), margin, levels) >= 1)
-    return next(enough, most)
 
 
 def interval_of(difference: Loss, at: Sides) -> Interval:

@@ -1,16 +1,18 @@
 """The means of compared metrics in each start of a server. They show other runs how much starts of one build differ."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, pvariance, variance
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
+from vllm_qualify.judge.compare import loads_of_gate
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.recipe import MOST_STARTS
@@ -20,11 +22,13 @@ from vllm_qualify.recipe.values import Count, Frozen, NotNegative, Number
 class StartMeans(Frozen):
     """The mean of each start in one metric, and the variance that the noise within each start gives it.
 
-    Both are in shares of the questions, or in logarithms of times and rates. `label` is that of the metric itself. `repeats` is
-    how many repeats of the load each start had; empty for answers.
+    They are `of` the build itself, or of a load's pairs in turns, of the cell's time over the baseline's: a neighbour that both
+    had is not in these. Both are in shares of the questions, or in logarithms of times and rates. `label` is that of the metric
+    itself. `repeats` is how many repeats of the load each start had; empty for answers.
     """
 
     label: str
+    of: Literal["build", "pair"] = "build"
     means: Annotated[list[Number], Field(min_length=1, max_length=MOST_STARTS)]
     noises: Annotated[list[NotNegative], Field(min_length=1, max_length=MOST_STARTS)]
     repeats: Annotated[list[Count], Field(max_length=MOST_STARTS)] = []
@@ -48,26 +52,36 @@ def start_means(plan: CellPlan, evidence: Path, measured: Sequence[Measurement])
     for gate in plan.over_starts:
         try:
             each = _of_answers(gate, plan, evidence) if gate.against == "answers" else _of_loads(gate, measured)
+            pairs = _of_pairs(gate, plan, evidence, measured) if gate.against == "load" and plan.beside else []
         except UNUSABLE:
             # The report says what is wrong with the evidence.
             continue
-        if each:
-            means, noises = [start.mean for start in each], [start.noise for start in each]
-            repeats = [start.repeats for start in each if start.repeats]
-            means_of_gates.append(StartMeans(label=_own(gate), means=means, noises=noises, repeats=repeats))
+        means_of_gates += [_means(gate, "build", each)] if each else []
+        means_of_gates += [_means(gate, "pair", pairs)] if pairs else []
     return means_of_gates
 
 
+def _means(gate: Gate, of: Literal["build", "pair"], each: Sequence[_Start]) -> StartMeans:
+    means, noises = [start.mean for start in each], [start.noise for start in each]
+    repeats = [start.repeats for start in each if start.repeats]
+    return StartMeans(label=_own(gate), of=of, means=means, noises=noises, repeats=repeats)
+
+
 def between_starts(label: str, builds: Mapping[str, Sequence[StartMeans]], runs: Sequence[str]) -> list[BetweenStarts]:
-    """How much a metric differs between starts of a run, between runs of a build, and between repeats of a start.
+    """How much a metric differs between starts of a run, between pairs of starts in turns, and between runs of a build.
 
     A difference that nothing shows is left out. `builds` has the means that each run of a build showed.
     """
-    of_builds = [[_starts(means) for means in of_build if means.label == label] for of_build in builds.values()]
-    of_runs = [run for of_build in of_builds for run in of_build]
+    of_builds, of_pairs = (
+        [[_starts(means) for means in of_build if (means.label, means.of) == (label, of)] for of_build in builds.values()]
+        for of in ("build", "pair")
+    )
     of_days = [[_whole(run) for run in of_build] for of_build in of_builds]
-    by_source = {"start": _around_means(of_runs), "day": _around_means(of_days)}
-    by_source |= {"repeat": _of_repeats([start for run in of_runs for start in run])}
+    by_source = {
+        "start": _around_means(list(itertools.chain(*of_builds))),
+        "pair": _around_means(list(itertools.chain(*of_pairs))),
+        "day": _around_means(of_days),
+    }
     return [BetweenStarts(label=label, of=of, runs=list(runs), **part) for of, part in by_source.items() if part]
 
 
@@ -89,15 +103,6 @@ def _around_means(groups: Sequence[Sequence[_Start]]) -> dict[str, float]:
     squares = math.fsum(len(group) * pvariance([start.mean for start in group]) for group in several)
     noise = math.fsum((len(group) - 1) * fmean(start.noise for start in group) for group in several)
     return {"variance": squares / freedom, "noise": noise / freedom, "freedom": float(freedom)}
-
-
-def _of_repeats(all_starts: Sequence[_Start]) -> dict[str, float]:
-    """The variance of one repeat; empty without repeats."""
-    freedom = sum(max(0, start.repeats - 1) for start in all_starts)
-    if not freedom:
-        return {}
-    squares = math.fsum((start.repeats - 1) * start.repeats * start.noise for start in all_starts if start.repeats)
-    return {"variance": squares / freedom, "noise": 0.0, "freedom": float(freedom)}
 
 
 def _own(gate: Gate) -> str:
@@ -148,3 +153,12 @@ def _of_loads(gate: Gate, measured: Sequence[Measurement]) -> list[_Start]:
         logs = [math.log(repeat) for repeat in row.repeats]
         starts_of_load.append(_Start(fmean(logs), variance(logs) / len(logs), len(logs)))
     return starts_of_load
+
+
+def _of_pairs(gate: Gate, plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[_Start]:
+    """The logarithms of the cell's repeats over the baseline's in turns, by start. Raises one of UNUSABLE."""
+    _, ours, theirs = loads_of_gate(gate, plan, evidence, measured)
+    logs: dict[int, list[float]] = {}
+    for start, one, other in zip(ours.started, ours.values, theirs.values, strict=True):
+        logs.setdefault(start, []).append(math.log(one / other))
+    return [_Start(fmean(each), variance(each) / len(each), len(each)) for each in logs.values() if len(each) > 1]

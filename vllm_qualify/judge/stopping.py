@@ -1,14 +1,25 @@
 """Decides when a stage has measured enough: all its gates are decided, or more measurements would not help."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from vllm_qualify.evidence import answers, starts
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
-from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import STARTS, UnlikeError, compare, knows_enough, paired_gates, repetitions_to_establish
+from vllm_qualify.judge import loads
+from vllm_qualify.judge.compare import (
+    ASSUMED,
+    STARTS,
+    UnlikeError,
+    compare,
+    knows_enough,
+    loads_of_gate,
+    needs_no_start,
+    paired_gates,
+    repetitions_to_establish,
+)
 from vllm_qualify.judge.verdict import is_decided, measurements_of, surely_misses
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
@@ -26,7 +37,7 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
     known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return True
-    if plan.establishes and paired and not _is_established(plan, evidence, task, paired):
+    if plan.establishes and paired and not _is_established(evidence, task, paired):
         return False
     # To ask the same questions again would only help a comparison of scores. No question is asked for the anchor alone.
     waiting = [gate for gate in gates if not gate.is_against_anchor]
@@ -41,37 +52,62 @@ def _all_were_asked(evidence: Path, task: TaskPlan, times: int = 1) -> bool:
 
 
 def load_undecided(plan: CellPlan, evidence: Path) -> list[str]:
-    """The gates that more repeats of the load could decide. Empty if one gate surely fails, whatever the others say."""
+    """The gates that more repeats of the load could decide. Empty if one gate surely fails, whatever the others say.
+
+    Gates that further starts of the server decide need another repeat only if those so far are noisy.
+    """
     gates = [gate for gate in _deciding(plan) if METRICS[gate.metric].stage == "load"]
     measured = parse_unfinished("load", plan, evidence)
-    compared = compare(plan, evidence, measured, gates)
-    known = [*measured, *compared]
+    known = [*measured, *compare(plan, evidence, measured, gates)]
     if any(surely_misses(gate, known) for gate in gates):
         return []
-    return [gate.label for gate in gates if not is_decided(gate, known)]
+    over_starts = [gate for gate in gates if gate.is_over_starts and plan.starts > starts.FIRST]
+    undecided = [gate for gate in gates if gate not in over_starts and not is_decided(gate, known)]
+    return [gate.label for gate in (*undecided, *_noisy(over_starts, plan, evidence, measured))]
+
+
+def start_undecided(plan: CellPlan, evidence: Path, measured: Sequence[Measurement], gates: Sequence[Gate]) -> list[str]:
+    """The same for the load of the start that is running, for the gates that it is for. `measured` are all finished stages."""
+    others = [row for row in measured if row.start is None]
+    so_far = [*others, *parse_unfinished("starts", plan, evidence)]
+    return [gate.label for gate in _noisy([gate for gate in gates if gate.against == "load"], plan, evidence, so_far)]
+
+
+def _noisy(gates: Sequence[Gate], plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[Gate]:
+    """The gates whose last start should have another repeat. What cannot be compared is not made better by one."""
+    noisy = []
+    for gate in gates:
+        with suppress(*UNUSABLE):
+            if loads.is_noisy(*loads_of_gate(gate, plan, evidence, measured)):
+                noisy.append(gate)
+    return noisy
 
 
 def another_start(plan: CellPlan, evidence: Path, measured: Sequence[Measurement]) -> list[Gate]:
     """The gates against the baseline for which the server should be started once more; empty if it was started often enough.
 
-    `measured` are the measurements of all finished stages. A run that becomes a baseline is started as often as planned. A gate
-    that surely fails ends the starts, whatever the others say. So does the budget, for the gates on the load.
+    `measured` are the measurements of all finished stages. A run that becomes a baseline is started as often as it tells later
+    runs something. A gate that surely fails ends the starts, whatever the others say. So does the budget, for the gates on the
+    load.
     """
     number = len(starts.further(evidence)) + starts.FIRST + 1
-    if number > plan.starts:
+    if number > (min(plan.starts, starts.OF_A_BASELINE) if plan.establishes else plan.starts):
         return []
     deciding = _deciding(plan)
     known = [*measured, *compare(plan, evidence, measured, deciding)]
     if any(surely_misses(gate, known) for gate in deciding):
         return []
-    undecided = [gate for gate in deciding if gate.is_over_starts and not _is_surely_decided(gate, known)]
+    undecided = [gate for gate in deciding if gate.is_over_starts and not _is_settled(gate, plan, evidence, known)]
     waiting = plan.over_starts if plan.establishes else undecided
     return [gate for gate in waiting if gate.against != "load" or _has_time(plan, evidence, number)]
 
 
-def _is_surely_decided(gate: Gate, known: Sequence[Measurement]) -> bool:
-    """Whether a gate is decided, and how much starts differ was part of that."""
-    return is_decided(gate, known) and not any(STARTS in row.not_in_interval for row in measurements_of(gate, known))
+def _is_settled(gate: Gate, plan: CellPlan, evidence: Path, known: Sequence[Measurement]) -> bool:
+    """Whether a gate was decided by what starts showed, or no other start would decide it."""
+    rows = measurements_of(gate, known)
+    if any(lacking in row.not_in_interval for row in rows for lacking in (STARTS, ASSUMED)):
+        return False
+    return is_decided(gate, known) or needs_no_start(gate, plan, evidence, known)
 
 
 def _has_time(plan: CellPlan, evidence: Path, number: int) -> bool:
@@ -85,11 +121,11 @@ def _deciding(plan: CellPlan) -> list[Gate]:
     return [gate for gate in plan.judged if gate.label not in waived]
 
 
-def _is_established(plan: CellPlan, evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
+def _is_established(evidence: Path, task: TaskPlan, gates: Sequence[Gate]) -> bool:
     """Whether the questions were asked as often as their own noise requires, or their answers will stay unusable."""
     try:
         answered = answers.read_answers(evidence / "accuracy" / task.name, task)
-        needed = max(repetitions_to_establish(answered, task, gate, levels_for(plan)) for gate in gates)
+        needed = max(repetitions_to_establish(answered, task, gate) for gate in gates)
     except UnlikeError:
         # One repetition shows no noise.
         return False

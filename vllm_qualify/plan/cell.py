@@ -149,16 +149,16 @@ class EarlierTry(Frozen):
 
 
 class BetweenStarts(Frozen):
-    """How much one build differs in a metric, by approved `runs` on the same GPU type.
+    """How much one build differs in a metric, by approved `runs` of the cell, or of others of its recipe, GPU type and profile.
 
-    It is from start to start within a run, from day to day between runs, or of loads from repeat to repeat within a start.
-    `variance` is that of the means of starts or of runs, or of repeats, with so many degrees of `freedom`, and `noise` the part
-    of it that comes from within the starts. Both are in squared shares of the questions, or of squared logarithms of times and
-    rates.
+    It is from start to start within a run, from pair to pair of starts of two builds in turns, or from day to day between runs.
+    Older plans also have what differs from repeat to repeat within a start, which is not used any more. `variance` is that of
+    the means of starts or of runs, with so many degrees of `freedom`, and `noise` the part of it from within the starts. Both
+    are in squared shares of the questions, or of squared logarithms of times and rates.
     """
 
     label: str
-    of: Literal["start", "day", "repeat"] = "start"
+    of: Literal["start", "pair", "day", "repeat"] = "start"
     variance: NotNegative
     noise: NotNegative
     freedom: Positive

@@ -90,10 +90,10 @@ class Serving(Arguments):
         default=0, description="how often the server is started once more after the load, now that its caches are full"
     )
     starts: Count = Field(
-        default=2,
+        default=8,
         le=MOST_STARTS,
         description="how often the server is started at most, where gates compare with a baseline: starts of one build differ."
-        " A run that becomes a baseline is started so often",
+        " Most releases are decided after 2 or 3. A run that becomes a baseline is started 4 times at most",
     )
     price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
         default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"

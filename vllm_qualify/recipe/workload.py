@@ -262,10 +262,11 @@ class Workload(Frozen):
         " the shape of the gamma distribution of the times between requests",
     )
     num_warmups: CountOrNone = Field(description="requests before each repeat that are not measured; none has a prompt that is")
-    repeats: Count = Field(default=5, description="how often the workload is run. One repeat alone shows no noise")
+    repeats: Count = Field(default=3, description="how often the workload is run. One repeat alone shows no noise")
     most_repeats: Count = Field(
         default=10,
-        description="how often it is run at most: after `repeats` one more at a time, until every gate on the load is decided",
+        description="how often it is run at most: after `repeats` one more at a time, until every gate on the load is decided."
+        " Gates against the baseline go on with 2 to 5 repeats on each further start of the server instead",
     )
     time_budget_s: Seconds | None = Field(
         default=None,

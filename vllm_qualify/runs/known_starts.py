@@ -1,4 +1,7 @@
-"""How much starts of one build differ on each GPU type, by the store's approved runs."""
+"""How much starts of one build differ, by the store's approved runs of cells that are alike.
+
+Alike are cells of one recipe, GPU type and profile. Others are other models and other loads, whose starts differ otherwise.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -16,7 +19,7 @@ from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.gates import label_of
 
-# So many cells of a GPU type, and the newest runs of each: more would tell little more, and each is read for each plan.
+# So many cells that are alike, and the newest runs of each: more would tell little more, and each is read for each plan.
 MOST_CELLS, MOST_RUNS = 20, 5
 
 
@@ -28,7 +31,7 @@ class _Approved(NamedTuple):
 
 
 def with_between(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
-    """The plan, with the differences between starts that approved runs on its GPU type show.
+    """The plan, with the differences between starts that approved runs of cells like it show.
 
     Raises:
         TamperedError: a cell's pointer is not as it was written.
@@ -59,12 +62,22 @@ def _by_index(store: Store) -> list[_Approved]:
 
 
 def _between(plan: CellPlan, store: Store, approved: Iterable[_Approved]) -> list[BetweenStarts]:
-    """The differences in each metric of the plan's gates. The plan's own run does not count."""
-    alike = [each for each in approved if each.cell.split("/")[2] == plan.cell.gpu_type]
+    """The differences in each metric of the plan's gates.
+
+    The plan's own run does not count, nor its baseline, whose starts are compared themselves.
+    """
+    recipe, _, gpu_type, profile = plan.cell.id.split("/")
+    alike = [each for each in approved if _parts(each.cell) == (recipe, gpu_type, profile)]
+    own = {plan.run_id, plan.baseline and plan.baseline.run_id}
     newest = sorted(alike, key=lambda each: (each.at, each.cell))[-MOST_CELLS:]
-    manifests = [manifest for each in newest for manifest in _manifests(store, each.cell) if manifest.run_id != plan.run_id]
+    manifests = [manifest for each in newest for manifest in _manifests(store, each.cell) if manifest.run_id not in own]
     labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.over_starts}
     return [each for label in labels for each in _of(label, manifests)]
+
+
+def _parts(cell: str) -> tuple[str, str, str]:
+    recipe, _, gpu_type, profile = cell.split("/")
+    return recipe, gpu_type, profile
 
 
 def _manifests(store: Store, cell: str) -> list[Manifest]:

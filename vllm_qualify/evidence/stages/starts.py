@@ -1,7 +1,7 @@
 """The starts stage: the server started again, for what is compared with a baseline."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 from vllm_qualify.engine.process import Progress, Tell
 from vllm_qualify.errors import writing
 from vllm_qualify.evidence import starts
-from vllm_qualify.evidence.load.client import UNFOLLOWED
+from vllm_qualify.evidence.load.client import UNFOLLOWED, Following
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.evidence.stages import accuracy, bench, load
@@ -46,11 +46,13 @@ def measure_start(
     undecided: Sequence[Gate],
     progress: Progress,
     tell: Tell,
+    is_noisy: Callable[[], Sequence[str]],
     alike: Path | None = None,
 ) -> Commands:
     """Ask the tasks and run the load of a further start, as far as the undecided gates are about them.
 
-    `alike` is the folder of this start in another cell of the server, if its answers are this cell's too.
+    `is_noisy` gives the gates for which the load goes on. `alike` is the folder of this start in another cell of the server, if
+    its answers are this cell's too.
 
     Returns the commands. Raises QualifyError: as `accuracy_stage` and `load_stage`.
     """
@@ -63,21 +65,24 @@ def measure_start(
         else:
             accuracy.ask_questions(served, task, folder, progress, ONCE, number)
     commands = [served.lm_eval[task.name].command for task in ours.accuracy]
+    following = UNFOLLOWED._replace(undecided=is_noisy, ended=tell)
     is_loaded = any(gate.against == "load" for gate in undecided)
-    return [*commands, *(_run_load(served, ours, evidence, number, progress, tell) if is_loaded else [])]
+    return [*commands, *(_run_load(served, ours, evidence, number, progress, following) if is_loaded else [])]
 
 
-def _run_load(served: Served, ours: CellPlan, evidence: Path, number: int, progress: Progress, tell: Tell) -> Commands:
+def _run_load(
+    served: Served, ours: CellPlan, evidence: Path, number: int, progress: Progress, following: Following
+) -> Commands:
     inside = starts.root(evidence, number)
     if why_not := starts.too_long(ours.load, evidence, number):
-        tell(why_not)
+        following.ended(why_not)
         with writing("starts"):
             (inside / NO_TIME).write_text(f"{why_not}\n")
         return []
     folder = inside / "load"
     with writing("starts"):
         folder.mkdir()
-    return load.run_load(served, ours, inside, folder, progress, UNFOLLOWED._replace(ended=tell), tell)
+    return load.run_load(served, ours, inside, folder, progress, following, following.ended)
 
 
 def end_start(served: Served, evidence: Path, number: int, folder: Path) -> None:
