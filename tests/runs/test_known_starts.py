@@ -137,6 +137,31 @@ def test_another_gpu_type_or_metric_tells_nothing(store: DirectoryStore, tmp_pat
     assert known(store, establishes=True) == []
 
 
+@pytest.mark.parametrize("other", [{"recipe": "another"}, {"profile": "latency"}])
+def test_cells_of_another_recipe_or_profile_tell_nothing(
+    other: dict[str, str], store: DirectoryStore, tmp_path: Path, key: PrivateKey
+) -> None:
+    """Other models and other loads: their starts may be far quieter."""
+    publish(store, tmp_path, key, 0, started(1.02))
+    plan = started(1.0)(passed_report()).plan
+    assert known(store) != []
+    assert known(store, cell=plan.cell.model_copy(update=other)) == []
+
+
+def test_pairs_in_turns_are_known_apart_from_starts_of_one_build() -> None:
+    """By hand: two runs with pairs of two starts, .1 and .3 apart: variances .005 and .045."""
+    builds = {
+        name: [
+            StartMeans(label="m", of="pair", means=[0.0, apart], noises=[0.0, 0.0]),
+            StartMeans(label="m", means=[5.0], noises=[0.0]),
+        ]
+        for name, apart in (("one", 0.1), ("two", 0.3))
+    }
+    (pairs,) = between_starts("m", builds, ["one", "two"])
+    assert (pairs.of, pairs.freedom) == ("pair", 2.0)
+    assert pairs.variance == pytest.approx(0.025)
+
+
 def test_one_start_of_each_build_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started())
     assert known(store) == []
