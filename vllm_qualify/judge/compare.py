@@ -27,6 +27,7 @@ from vllm_qualify.judge import likelihood, paired, relative, tokens
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import EarlierRuns
+from vllm_qualify.judge.unseen import rare_changes
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import (
@@ -219,8 +220,8 @@ def likelihood_differs(plan: CellPlan) -> str | None:
     then, now = plan.compared_with.likelihood, plan.likelihood
     if then is None:
         return "the baseline scored no texts"
-    if now is None or then.scored != now.scored:
-        return "the baseline scored other texts, or another number of answers"
+    if now is None or not now.covers(then):
+        return "the baseline scored other texts, or more answers"
     return None
 
 
@@ -364,7 +365,7 @@ def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -
         sample_count=len(ours),
         interval=interval if len(asked) == task.least_repetitions * len(theirs) else None,
         traced_to=[f"accuracy/{task.name}/{file}" for file in traced],
-        not_in_interval=[FIRST_STARTS],
+        not_in_interval=[FIRST_STARTS, rare_changes(len(ours), levels.false_pass, "questions")],
         **about,
     )
 
@@ -589,8 +590,16 @@ def _unlikelier(gate: Gate, plan: CellPlan, evidence: Path, ours: Measurement, a
     at = sides_of(METRICS[gate.metric].compared_direction, levels.false_pass, levels.false_fail)
     compared = likelihood.top1_agreement if gate.metric in TOP1_SHARES else likelihood.nll_increase
     value, interval = compared(theirs, mine, at)
-    source = f"{ours.source} beside {BASELINE}/{ours.source}"
-    return valid(gate.metric, value, source, sample_count=len(mine), interval=interval, traced_to=[ours.source], **about)
+    return valid(
+        gate.metric,
+        value,
+        f"{ours.source} beside {BASELINE}/{ours.source}",
+        sample_count=len(mine),
+        interval=interval,
+        traced_to=[ours.source],
+        not_in_interval=[rare_changes(len(mine), levels.false_pass, "texts")],
+        **about,
+    )
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:
