@@ -32,6 +32,7 @@ from vllm_qualify.judge.compare import (
     DAYS,
     LOAD_STAGE,
     SAME_QUESTIONS,
+    SAMPLES,
     STARTS,
     answers_path,
     compare,
@@ -556,6 +557,16 @@ def test_with_one_start_of_each_the_measurement_says_what_its_interval_does_not_
     keep_baseline(evidence, right_but([]))
     ask(evidence, right_but([]))
     assert one(cell_plan([loss_gate(0.2)]), evidence).not_in_interval == [STARTS]
+
+
+def test_samples_of_one_start_count_as_independent_and_the_measurement_says_so(evidence: Path) -> None:
+    sampled, config = (
+        SETTINGS.model_copy(update={"sampling": Sampling(temperature=0.7)}),
+        {"generation_kwargs": {"temperature": 0.7}},
+    )
+    keep_baseline(evidence, right_but([]), Asked(baseline_task(sampled), AVAILABLE, config=config))
+    ask(evidence, right_but([]), asked=Asked(task_plan(sampled), AVAILABLE, config=config))
+    assert one(cell_plan([loss_gate(0.2)], accuracy=[task_plan(sampled)]), evidence).not_in_interval == [STARTS, SAMPLES]
 
 
 def test_two_starts_of_either_are_in_the_interval(evidence: Path) -> None:

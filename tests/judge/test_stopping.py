@@ -190,8 +190,13 @@ def establishing(gates: list[Gate], settings: Accuracy = SETTINGS) -> CellPlan:
 
 
 def steady_or_not(question: int, repetition: int) -> Reply:
-    """Every other answer to half of the questions is wrong."""
-    return WRONG if question in QUESTIONS[:20] and repetition % 2 else RIGHT
+    """Every other answer to half of the questions is wrong; in each repetition as many are."""
+    return WRONG if question in (QUESTIONS[:10] if repetition % 2 else QUESTIONS[10:20]) else RIGHT
+
+
+def now_and_then(question: int, repetition: int) -> Reply:
+    """Ten questions are answered wrong together, in every other repetition."""
+    return WRONG if question in QUESTIONS[:10] and repetition % 2 else RIGHT
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,7 @@ def steady_or_not(question: int, repetition: int) -> Reply:
         pytest.param(right_but([]), 0.024, 5, id="a margin for which few differences are too many"),
         pytest.param(steady_or_not, 0.14, 7, id="noise"),
         pytest.param(steady_or_not, 0.01, 10, id="noise, and more than the recipe allows"),
+        pytest.param(now_and_then, 0.5, 5, id="questions that change together"),
     ],
 )
 def test_a_baseline_is_asked_as_often_as_its_noise_calls_for(

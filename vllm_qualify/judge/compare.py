@@ -54,6 +54,8 @@ ANCHORED: dict[Stage, str] = {"accuracy": ACCURACY_STAGE, "starts": STARTS_STAGE
 STARTS = "what differs from start to start of a server, since each build was started once"
 STARTS_OF_TWO = "what differs from start to start of a server, since one of the two was started once"
 FIRST_STARTS = "what differs from start to start of a server, since only the answers of each build's first one are compared"
+SAMPLES = "what the samples of one question and one start have in common, so that they count as if they had nothing"
+TOGETHER = "what the answers of one repetition have in common beyond their topics"
 DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = (
@@ -260,7 +262,7 @@ def repetitions(plan: CellPlan, evidence: Path, task: TaskPlan) -> int:
 
 
 def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, levels: Levels) -> int:
-    """How often all questions must be asked for the gate's margin, by the noise of these answers and of their starts.
+    """How often all questions must be asked for the gate's margin, by the noise of these answers, of repetitions and of starts.
 
     Raises:
         ValueError: no question was answered twice.
@@ -270,7 +272,7 @@ def repetitions_to_establish(answered: Answered, task: TaskPlan, gate: Gate, lev
         raise UnlikeError("the baseline was asked each question once, so the noise is unknown: establish it anew")
     margin, questions, most = _margin(gate), len(scores.asked), task.settings.most_repetitions
     needed = paired.repetitions_for(margin, scores.noise, questions)
-    for between in scores.between:
+    for between in (*scores.between, *scores.together):
         needed = max(needed, paired.starts_for(margin, scores.noise, questions, between, levels, most))
     return min(needed, most)
 
@@ -333,9 +335,17 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
-        not_in_interval=[STARTS] if difference.between is None else [],
+        not_in_interval=_not_in_loss(difference, task),
         **about,
     )
+
+
+def _not_in_loss(difference: paired.Loss, task: TaskPlan) -> list[str]:
+    """The sources of noise that the interval of a loss lacks."""
+    of_starts = [] if difference.between else [STARTS]
+    is_sampled = task.sampling is not None and not task.sampling.is_greedy
+    of_samples = [SAMPLES] if of_starts and is_sampled else []
+    return [*of_starts, *of_samples, *([] if difference.together else [TOGETHER])]
 
 
 def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:

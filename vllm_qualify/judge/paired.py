@@ -1,9 +1,10 @@
 """The paired comparison: a candidate's answers against the baseline's, question by question.
 
 The questions are the whole population: the loss is judged on just these questions. If each build always gave the same
-answers, the loss would be known exactly after each question was asked once. Three sources of uncertainty remain. One is the
-noise between repetitions, also where the questions of a topic share it. One is what differs from start to start of a server.
-The last is which questions were not asked yet: their order is random, so that it does not matter which of them change together.
+answers, the loss would be known exactly after each question was asked once. These sources of uncertainty remain: the noise of
+answers, also where the questions of a topic share it; what all answers of a repetition have in common; what differs from start
+to start of a server. The last is which questions were not asked yet: their order is random, so that it does not matter which of
+them change together.
 """
 
 import math
@@ -18,7 +19,8 @@ from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
-from vllm_qualify.judge.between import Between, reach_of, with_history
+from vllm_qualify.judge.between import Between, pooled, with_history
+from vllm_qualify.judge.together import ONE_REPETITION, Part, Repeated, reach_of_parts, repeated
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -32,6 +34,8 @@ LEAST_OF_A_CANDIDATE = 2
 MARGIN_IN_ERRORS = 3.95
 # The most of a comparison's information that a look has while questions were asked fewer than LEAST_OF_A_CANDIDATE times.
 MOST_OF_FEW = 0.98
+# The part of a chance of error that the last look has, about: the others spent the rest.
+PART_OF_A_LOOK = 0.5
 # The share of the questions that a start must have answered, so that its mean counts among those of starts.
 WHOLE = 0.9
 
@@ -77,7 +81,8 @@ class Answers:
     """For each question how often it was asked, and the sums of its answers' scores and of their squares; shape (questions,).
 
     A score is between 0 and 1. If all scores are 0 or 1, both sums are the number of right answers. `shared` is the variance of
-    one answer with what the answers of a topic share in one repetition, 0 if there are no topics.
+    one answer with what the answers of a topic share in one repetition, 0 if there are no topics. Without topics a repetition
+    is taken as one, and `repeated` has what its answers share.
     """
 
     total: Scores
@@ -85,6 +90,7 @@ class Answers:
     asked: Counts
     starts: Starts = ONE_START
     shared: float = 0.0
+    repeated: Repeated = ONE_REPETITION
 
     @cached_property
     def mean(self) -> Scores:
@@ -118,6 +124,14 @@ class Answers:
         explained = self.noise * self.starts.repeated / len(self.asked)
         return [Between(variance=self.starts.variance, noise=explained, freedom=float(self.starts.freedom))]
 
+    @property
+    def together(self) -> list[Between]:
+        """What its own repetitions tell of their variance; empty if no start repeated its questions."""
+        if not self.repeated.freedom:
+            return []
+        explained = self.noise / len(self.asked)
+        return [Between(variance=self.repeated.variance, noise=explained, freedom=float(self.repeated.freedom))]
+
 
 def answers_by_question(record: Record) -> Answers:
     """The sums of a record."""
@@ -127,8 +141,11 @@ def answers_by_question(record: Record) -> Answers:
 
     total, squares, asked = of_questions(record.score), of_questions(record.score**2), of_questions()
     answers = Answers(total, squares, asked.astype(np.int64), _starts(record))
-    if record.topics is None or answers.spare == 0:
+    if answers.spare == 0:
         return answers
+    if record.topics is None:
+        of = (record.question, record.score, record.repetition, record.start, record.questions)
+        return replace(answers, repeated=repeated(*of))
     return replace(answers, shared=_shared(record, answers))
 
 
@@ -164,6 +181,7 @@ class Loss(NamedTuple):
 
     `error` is its standard error within the starts that answered. `weight` times the variance `between` starts adds to it.
     `between` is None if only one start of each answered, and no history tells of others: that part is then not known.
+    `together` is what the answers of a repetition have in common, None if nothing shows that.
     """
 
     value: float
@@ -171,10 +189,12 @@ class Loss(NamedTuple):
     asked: int
     between: Between | None = None
     weight: float = 0.0
+    together: Part | None = None
 
     def reach(self, alpha: float) -> float:
         """How far the true loss lies above the value, or below it, with the chance `alpha`."""
-        return reach_of(alpha, self.error**2, self.weight, self.between)
+        of_starts = Part(self.weight, self.between) if self.between and self.weight else None
+        return reach_of_parts(alpha, self.error**2, [part for part in (of_starts, self.together) if part])
 
 
 def loss(baseline: Answers, candidate: Answers, margin: float, history: Between | None = None) -> Loss:
@@ -202,7 +222,20 @@ def loss(baseline: Answers, candidate: Answers, margin: float, history: Between 
     from_sampling = (1 - number / total) * max(varied, margin, 1 / number) / number
     between = with_history([*baseline.between, *candidate.between], history)
     weight = baseline.starts.weight + candidate.starts.weight
-    return Loss(float(differences.mean()), math.sqrt(from_noise + from_sampling), int(candidate.asked.sum()), between, weight)
+    return Loss(
+        value=float(differences.mean()),
+        error=math.sqrt(from_noise + from_sampling),
+        asked=int(candidate.asked.sum()),
+        between=between,
+        weight=weight,
+        together=_together(baseline, candidate),
+    )
+
+
+def _together(baseline: Answers, candidate: Answers) -> Part | None:
+    """What the answers of a repetition have in common, by the repetitions of both builds."""
+    known = pooled([*baseline.together, *candidate.together])
+    return Part(baseline.repeated.weight + candidate.repeated.weight, known) if known else None
 
 
 def noise(baseline: Answers, candidate: Answers) -> float:
@@ -229,8 +262,10 @@ def information_share(difference: Loss, candidate: Answers, margin: float, level
 
 
 def _known(difference: Loss, margin: float, levels: Levels) -> float:
-    # With few degrees of freedom a small chance reaches further out than the normal distribution has it.
-    error = max(difference.reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
+    # With few degrees of freedom a small chance reaches further out than the normal distribution has it, and one look has only
+    # a part of the chance.
+    chances = (PART_OF_A_LOOK * alpha for alpha in (levels.false_pass, levels.false_fail))
+    error = max(difference.reach(alpha) / _z(alpha) for alpha in chances)
     return (margin / MARGIN_IN_ERRORS / error) ** 2 if error else 1.0
 
 
