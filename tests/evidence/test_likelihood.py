@@ -454,13 +454,41 @@ def test_only_replies_with_a_text_are_scored(row: Document, prompts: list[object
 
 
 def test_with_equal_lengths_the_bounds_are_those_of_a_mean() -> None:
-    totals = [0.5, 1.0, 4.0, 2.5, -1.0]
+    totals = [-1.5, 1.0, 3.5, 2.0, 0.0]
     value, interval = per_token(totals, [10] * 5, Sides(0.05, 0.01))
     mean, error = np.mean(totals) / 10, stats.sem(totals) / 10
     assert value == pytest.approx(mean)
     assert interval is not None
     assert interval.lower == pytest.approx(mean + stats.t.ppf(0.05, 4) * error)
     assert interval.upper == pytest.approx(mean - stats.t.ppf(0.01, 4) * error)
+
+
+def test_a_passage_that_changed_far_more_reaches_further_on_its_side() -> None:
+    """Hall's t by hand: of 19 passages that did not change and one that did, the skew is 4.25 over the root of 20."""
+    for sign in (1.0, -1.0):
+        totals = [0.0] * 19 + [sign * 10.0]
+        _, interval = per_token(totals, [10] * 20, Sides(0.05, 0.05))
+        assert interval is not None
+        error, skew = stats.sem(totals) / 10, sign * stats.skew(totals) * (19 / 20) ** 1.5 / 20**0.5
+        far, near = (interval.upper, interval.lower) if sign > 0 else (interval.lower, interval.upper)
+        t = (0.05 - sign * far) / error
+        # Student's t with 19 degrees of freedom is 1.729 at 5 %.
+        assert t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / 6 == pytest.approx(-1.729, abs=1e-3)
+        assert near == pytest.approx(sign * (0.05 - 1.729 * error), abs=1e-5)
+
+
+@pytest.mark.parametrize(("number", "share"), [(500, 0.01), (200, 0.05), (200, 0.2), (2000, 0.01)])
+def test_a_massive_change_of_few_passages_seldom_seems_smaller_than_it_is(number: int, share: float) -> None:
+    """A share of the passages has some 3 nats more for each token, and the others nothing; 4 % are meant."""
+    random, misses = np.random.default_rng(3), 0
+    for _ in range(1000):
+        tokens = np.maximum(1, random.lognormal(4.5, 0.5, number).round())
+        totals = tokens * np.where(random.random(number) < share, random.gamma(8.0, 3 / 8, number), 0.0)
+        _, interval = per_token(totals.tolist(), list(map(int, tokens)), Sides(0.05, 0.04))
+        assert interval is not None
+        misses += interval.upper < 3 * share
+    # There is room for the chance of 1,000 draws.
+    assert misses / 1000 < 0.05 + 0.015
 
 
 def test_a_longer_passage_counts_more() -> None:

@@ -32,6 +32,7 @@ from vllm_qualify.judge.compare import (
     DAYS,
     LOAD_STAGE,
     SAME_QUESTIONS,
+    SAMPLES,
     STARTS,
     answers_path,
     compare,
@@ -558,6 +559,16 @@ def test_with_one_start_of_each_the_measurement_says_what_its_interval_does_not_
     assert one(cell_plan([loss_gate(0.2)]), evidence).not_in_interval == [STARTS]
 
 
+def test_samples_of_one_start_count_as_independent_and_the_measurement_says_so(evidence: Path) -> None:
+    sampled, config = (
+        SETTINGS.model_copy(update={"sampling": Sampling(temperature=0.7)}),
+        {"generation_kwargs": {"temperature": 0.7}},
+    )
+    keep_baseline(evidence, right_but([]), Asked(baseline_task(sampled), AVAILABLE, config=config))
+    ask(evidence, right_but([]), asked=Asked(task_plan(sampled), AVAILABLE, config=config))
+    assert one(cell_plan([loss_gate(0.2)], accuracy=[task_plan(sampled)]), evidence).not_in_interval == [STARTS, SAMPLES]
+
+
 def test_two_starts_of_either_are_in_the_interval(evidence: Path) -> None:
     """The baseline's three repetitions have 0, 4 and 8 wrong answers of 40."""
     keep_baseline(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: 4 * (repetition - 1)] else RIGHT)
@@ -568,7 +579,6 @@ def test_two_starts_of_either_are_in_the_interval(evidence: Path) -> None:
     row = one(plan, evidence)
     assert (before.not_in_interval, row.not_in_interval) == ([STARTS], [])
     assert row.value == pytest.approx(before.value)
-    assert width(row) > width(before)
 
 
 def test_what_is_known_of_starts_on_the_gpu_type_is_in_the_interval(evidence: Path) -> None:

@@ -211,15 +211,35 @@ def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
     ("then", "message"),
     [
         (None, "the baseline scored no texts"),
-        (LikelihoodPlan(settings=Likelihood()), "other texts, or another number"),
-        (SCORED.model_copy(update={"texts_sha256": "0" * 64}), "other texts, or another number"),
-        (SCORED.model_copy(update={"settings": Likelihood(num_answers=7)}), "other texts, or another number"),
+        (LikelihoodPlan(settings=Likelihood()), "other texts, or more answers"),
+        (SCORED.model_copy(update={"texts_sha256": "0" * 64}), "other texts, or more answers"),
+        (SCORED.model_copy(update={"settings": Likelihood(num_answers=501)}), "other texts, or more answers"),
+        (SCORED.model_copy(update={"settings": Likelihood(num_answers=200)}), None),
         (SCORED.model_copy(update={"texts": Path("/elsewhere"), "settings": Likelihood(time_limit_s=1.0)}), None),
     ],
 )
 def test_what_the_baseline_scored_must_be_the_same(then: LikelihoodPlan | None, message: str | None) -> None:
     difference = likelihood_differs(against(plan_of(), likelihood=then))
     assert message in (difference or "") if message else difference is None
+
+
+def test_of_a_baseline_that_scored_fewer_answers_just_these_are_compared(evidence: Path) -> None:
+    """Answers are in the order of a hash, so that any first ones are a random draw."""
+    for where in ("likelihood", "baseline/likelihood"):
+        rewrite(evidence / where / "answers.jsonl", lambda lines: lines.__delitem__(slice(5, None)))
+    fewer = against(plan_of(), likelihood=SCORED.model_copy(update={"settings": Likelihood(num_answers=5)}))
+    (comparison,) = compared(fewer, evidence)
+    assert comparison.sample_count == 5
+    assert "5 texts were scored, which are not the 8" in reason(increase(), evidence)
+
+
+def test_the_verdict_says_how_rare_a_change_can_go_unseen(evidence: Path) -> None:
+    """By hand: of eight texts none has a change with a chance of 4 % where a third of all have it: 0.669 ** 8 is 0.04."""
+    for gate in (increase(bound=0.1), agreement(bound=0.5)):
+        assert verdict(gate, evidence).because == (
+            "the whole interval meets the bound; the interval does not have a change that hits fewer than 33 % of the texts,"
+            " which 8 cannot show: 16 would show one that hits 18 %"
+        )
 
 
 def test_without_a_gate_nothing_need_be_the_same() -> None:

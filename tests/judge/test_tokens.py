@@ -27,7 +27,7 @@ from vllm_qualify.evidence.answers import BLOCKS
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Sides, sides_of
 from vllm_qualify.evidence.thinking import REPLIES
-from vllm_qualify.judge.compare import not_established, task_differs, unusable_baseline
+from vllm_qualify.judge.compare import FIRST_STARTS, not_established, task_differs, unusable_baseline
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.stopping import accuracy_decided
 from vllm_qualify.judge.tokens import worsening
@@ -89,6 +89,16 @@ def test_a_few_answers_that_are_much_longer_leave_it_open(evidence: Path) -> Non
     ask(evidence, lambda question, _: Reply(1.0, tokens=550) if question == QUESTIONS[0] else usual(question, 1))
     assert compared(cell_plan([gate()]), evidence).value == pytest.approx(500 / 2780)
     assert verdict(evidence) == "inconclusive"
+
+
+def test_the_verdict_says_how_rare_a_change_can_go_unseen(evidence: Path) -> None:
+    """By hand: 0.923 ** 40 is 4 %."""
+    keep_baseline(evidence, long())
+    ask(evidence, long())
+    assert compared(cell_plan([gate()]), evidence).not_in_interval == [
+        FIRST_STARTS,
+        "a change that hits fewer than 7.7 % of the questions, which 40 cannot show: 80 would show one that hits 3.9 %",
+    ]
 
 
 @pytest.mark.parametrize(("samples", "value"), [(1, 0.05), (2, 0.1)])

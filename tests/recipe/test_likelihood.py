@@ -47,7 +47,7 @@ def test_a_recipe_that_does_not_say_what_is_scored_is_refused(
 
 def test_answers_need_no_settings(tmp_path: Path) -> None:
     recipe = load_recipe(str(write(document_with(ANSWERS, {}), tmp_path / "mine.yaml"))).recipe
-    assert recipe.likelihood == Likelihood(num_answers=200, texts=None)
+    assert recipe.likelihood == Likelihood(num_answers=500, texts=None)
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_likelihoods_of_other_texts_are_not_compared(approved: Report) -> None:
     (other,) = diff(a, _compared(approved, "run-2")).unlike
     assert (other.stages, other.because) == (["likelihood"], "A scored the answers of run run-1, B those of run-2")
     (fewer,) = diff(a, _compared(approved, "run-1", num_answers=7)).unlike
-    assert (fewer.stages, fewer.because) == (["likelihood"], "other texts were scored: num_answers 200 and 7")
+    assert (fewer.stages, fewer.because) == (["likelihood"], "other texts were scored: num_answers 500 and 7")
 
 
 @pytest.mark.parametrize(("metric", "trend"), [("answer_nll_nat_per_tok", "worse"), ("answer_top1_share", "better")])

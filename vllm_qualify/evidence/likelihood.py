@@ -269,19 +269,32 @@ def _plain(text: str) -> str:
 
 
 def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: float = 0.0) -> tuple[float, Interval | None]:
-    """The mean of `totals` per token, with Student's t bounds over the passages; no bounds for fewer than two.
+    """The mean of `totals` per token, with bounds over the passages; none for fewer than two.
 
     It is a ratio of two sums over passages, with the variance of Cochran 1977, "Sampling Techniques", chapter 6, without
-    the finite population. `least` is added to the sum of squares as one more deviation: no difference in a few passages
-    does not mean that there is none.
+    the finite population. Each bound is Student's t's, or Hall's where that reaches farther: few passages that changed much
+    skew a mean, and where chance drew few of them, its error is too small too. `least` is added to the sum of squares as one
+    more deviation: no difference in a few passages does not mean that there is none.
     """
     number, value = len(totals), math.fsum(totals) / sum(tokens)
     if number < 2:
         return value, None
-    squares = math.fsum((total - value * count) ** 2 for total, count in zip(totals, tokens, strict=True)) + least**2
-    error = math.sqrt(squares / (number * (number - 1))) / (sum(tokens) / number)
-    below, above = (-float(special.stdtrit(number - 1, alpha)) * error for alpha in at)
-    return value, around(value, value - below, value + above)
+    apart = [total - value * count for total, count in zip(totals, tokens, strict=True)]
+    deviation = math.sqrt((math.fsum(each**2 for each in apart) + least**2) / (number - 1))
+    error = deviation / math.sqrt(number) / (sum(tokens) / number)
+    skew = math.fsum(each**3 for each in apart) / number / deviation**3 / math.sqrt(number) if deviation else 0.0
+    below, above = (-float(special.stdtrit(number - 1, alpha)) for alpha in at)
+    lower, upper = value - max(below, _skewed(below, skew)) * error, value - min(-above, _skewed(-above, skew)) * error
+    return value, around(value, lower, upper)
+
+
+def _skewed(t: float, skew: float) -> float:
+    """What Student's t of a skewed mean is where it would be `t` without the skew.
+
+    It is the inverse of a transformation that takes the skew out (Hall 1992, "On the removal of skewness by transformation",
+    JRSS B 54). `skew` is that of the values over the root of their number.
+    """
+    return 3 / skew * (math.cbrt(1 + skew * (t - skew / 6)) - 1) if skew else t
 
 
 def share_per_token(hits: Sequence[int], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:

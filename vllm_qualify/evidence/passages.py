@@ -44,11 +44,15 @@ class Passage(NamedTuple):
 def answered_passages(plan: CellPlan, evidence: Path) -> list[Passage]:
     """The answers that the cell scores: the first ones of its baseline, or its own if it becomes one. Empty ones are left out.
 
+    Of a baseline that scored fewer, these are as many as it scored.
+
     Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
     """
-    is_own = plan.establishes or plan.baseline is None
-    folder = evidence / ACCURACY if is_own else evidence / BASELINE / ACCURACY
+    of = None if plan.establishes else plan.baseline
+    folder = evidence / BASELINE / ACCURACY if of else evidence / ACCURACY
     most = plan.likelihood.settings.num_answers if plan.likelihood else 0
+    if of and of.likelihood:
+        most = min(most, of.likelihood.settings.num_answers)
     passages = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
     if not passages:
         raise ValueError("no task has answers with a text, so nothing can be scored: give one that generates text")

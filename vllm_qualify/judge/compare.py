@@ -27,6 +27,7 @@ from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.loads import LoadPlan, Repeats
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import EarlierRuns
+from vllm_qualify.judge.unseen import rare_changes
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate, label_of
 from vllm_qualify.recipe.metrics import (
@@ -54,6 +55,8 @@ STARTS = "what differs from start to start of a server, since each build was sta
 ASSUMED = "what differs from start to start of this server: it is assumed, since the server was started once"
 STARTS_OF_TWO = "what differs from start to start of a server, since one of the two was started once"
 FIRST_STARTS = "what differs from start to start of a server, since only the answers of each build's first one are compared"
+SAMPLES = "what the samples of one question and one start have in common, so that they count as if they had nothing"
+TOGETHER = "what the answers of one repetition have in common beyond their topics"
 DAYS = "what differs from day to day, since each build was measured on one"
 # The settings of a task that its answers depend on. Hashes identify its questions.
 SAME_QUESTIONS = (
@@ -222,8 +225,8 @@ def likelihood_differs(plan: CellPlan) -> str | None:
     then, now = plan.compared_with.likelihood, plan.likelihood
     if then is None:
         return "the baseline scored no texts"
-    if now is None or then.scored != now.scored:
-        return "the baseline scored other texts, or another number of answers"
+    if now is None or not now.covers(then):
+        return "the baseline scored other texts, or more answers"
     return None
 
 
@@ -332,9 +335,21 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         # With only a part of the questions, the lengths say little yet: the gate is undecided, and asking goes on.
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
-        not_in_interval=[] if history else _of_few(plan, _starts_of(new), _starts_of(old)),
+        not_in_interval=_not_in_loss(plan, gate, task, difference, (_starts_of(new), _starts_of(old))),
         **about,
     )
+
+
+def _not_in_loss(plan: CellPlan, gate: Gate, task: TaskPlan, difference: paired.Loss, started: tuple[int, int]) -> list[str]:
+    """The sources of noise that the interval of a loss lacks, with so many starts of the cell's server and of its baseline's.
+
+    What the answers of one repetition have in common is a part of what differs between starts.
+    """
+    of_starts = [] if gate.label in _known(plan).starts else _of_few(plan, *started)
+    if STARTS not in of_starts:
+        return of_starts
+    is_sampled = task.sampling is not None and not task.sampling.is_greedy
+    return [*of_starts, *([SAMPLES] if is_sampled else []), *([] if difference.together else [TOGETHER])]
 
 
 def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
@@ -364,7 +379,7 @@ def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -
         sample_count=len(ours),
         interval=interval if len(asked) == task.least_repetitions * len(theirs) else None,
         traced_to=[f"accuracy/{task.name}/{file}" for file in traced],
-        not_in_interval=[FIRST_STARTS],
+        not_in_interval=[FIRST_STARTS, rare_changes(len(ours), levels.false_pass, "questions")],
         **about,
     )
 
@@ -639,8 +654,16 @@ def _unlikelier(gate: Gate, plan: CellPlan, evidence: Path, ours: Measurement, a
     at = sides_of(METRICS[gate.metric].compared_direction, levels.false_pass, levels.false_fail)
     compared = likelihood.top1_agreement if gate.metric in TOP1_SHARES else likelihood.nll_increase
     value, interval = compared(theirs, mine, at)
-    source = f"{ours.source} beside {BASELINE}/{ours.source}"
-    return valid(gate.metric, value, source, sample_count=len(mine), interval=interval, traced_to=[ours.source], **about)
+    return valid(
+        gate.metric,
+        value,
+        f"{ours.source} beside {BASELINE}/{ours.source}",
+        sample_count=len(mine),
+        interval=interval,
+        traced_to=[ours.source],
+        not_in_interval=[rare_changes(len(mine), levels.false_pass, "texts")],
+        **about,
+    )
 
 
 def _paired(ours: Measurement, theirs: Measurement) -> tuple[Measurement, Measurement]:

@@ -1,9 +1,10 @@
 """The paired comparison: a candidate's answers against the baseline's, question by question.
 
 The questions are the whole population: the loss is judged on just these questions. If each build always gave the same
-answers, the loss would be known exactly after each question was asked once. Three sources of uncertainty remain. One is the
-noise between repetitions, also where the questions of a topic share it. One is what differs from start to start of a server.
-The last is which questions were not asked yet: their order is random, so that it does not matter which of them change together.
+answers, the loss would be known exactly after each question was asked once. These sources of uncertainty remain: the noise of
+answers, also where the questions of a topic share it; what all answers of a repetition have in common; what differs from start
+to start of a server. The last is which questions were not asked yet: their order is random, so that it does not matter which of
+them change together.
 """
 
 import math
@@ -19,6 +20,7 @@ from scipy import special
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
 from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Between, Spread, StartMean, spread
+from vllm_qualify.judge.together import ONE_REPETITION, Part, Repeated, pooled, repeated
 
 Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -32,6 +34,8 @@ LEAST_OF_A_CANDIDATE = 2
 MARGIN_IN_ERRORS = 3.95
 # The most of a comparison's information that a look has while questions were asked fewer than LEAST_OF_A_CANDIDATE times.
 MOST_OF_FEW = 0.98
+# The part of a chance of error that the last look has, about: the others spent the rest.
+PART_OF_A_LOOK = 0.5
 # The share of the questions that a start must have answered, so that its mean counts among those of starts.
 WHOLE = 0.9
 
@@ -76,7 +80,8 @@ class Answers:
     """For each question how often it was asked, and the sums of its answers' scores and of their squares; shape (questions,).
 
     A score is between 0 and 1. If all scores are 0 or 1, both sums are the number of right answers. `shared` is the variance of
-    one answer with what the answers of a topic share in one repetition, 0 if there are no topics.
+    one answer with what the answers of a topic share in one repetition, 0 if there are no topics. Without topics a repetition
+    is taken as one, and `repeated` has what its answers share.
     """
 
     total: Scores
@@ -84,6 +89,7 @@ class Answers:
     asked: Counts
     starts: Starts = ONE_START
     shared: float = 0.0
+    repeated: Repeated = ONE_REPETITION
 
     @cached_property
     def mean(self) -> Scores:
@@ -115,6 +121,14 @@ class Answers:
         noises = [self.noise / len(self.asked) / often for often in self.starts.repeated]
         return [StartMean(*each) for each in zip(self.starts.shifts, noises, strict=True)]
 
+    @property
+    def together(self) -> list[Between]:
+        """What its own repetitions tell of their variance; empty if no start repeated its questions."""
+        if not self.repeated.freedom:
+            return []
+        explained = self.noise / len(self.asked)
+        return [Between(variance=self.repeated.variance, noise=explained, freedom=float(self.repeated.freedom))]
+
 
 def answers_by_question(record: Record) -> Answers:
     """The sums of a record."""
@@ -124,8 +138,11 @@ def answers_by_question(record: Record) -> Answers:
 
     total, squares, asked = of_questions(record.score), of_questions(record.score**2), of_questions()
     answers = Answers(total, squares, asked.astype(np.int64), _starts(record))
-    if record.topics is None or answers.spare == 0:
+    if answers.spare == 0:
         return answers
+    if record.topics is None:
+        of = (record.question, record.score, record.repetition, record.start, record.questions)
+        return replace(answers, repeated=repeated(*of))
     return replace(answers, shared=_shared(record, answers))
 
 
@@ -159,6 +176,7 @@ class Loss(NamedTuple):
     """How much the candidate lost, as a share of the questions; a gain is below zero.
 
     `error` is its standard error within the starts that answered. `weight` times the variance of starts adds to it.
+    `together` is what the answers of a repetition have in common, None if nothing shows that, or if starts have it in them.
     """
 
     value: float
@@ -166,9 +184,12 @@ class Loss(NamedTuple):
     asked: int
     spread: Spread
     weight: float
+    together: Part | None = None
 
     def reach(self, alpha: float) -> float:
         """How far the true loss lies above the value, or below it, with the chance `alpha`."""
+        if self.together:
+            return self.together.reach(alpha, self.error**2)
         return self.spread.reach(alpha, self.error**2, self.weight)
 
 
@@ -200,7 +221,20 @@ def loss(
     from_sampling = (1 - number / total) * max(varied, margin, 1 / number) / number
     starts = spread(OF_ANSWERS, [baseline.start_means, candidate.start_means], history) if over_starts else NO_SPREAD
     weight = baseline.starts.weight + candidate.starts.weight
-    return Loss(float(differences.mean()), math.sqrt(from_noise + from_sampling), int(candidate.asked.sum()), starts, weight)
+    return Loss(
+        value=float(differences.mean()),
+        error=math.sqrt(from_noise + from_sampling),
+        asked=int(candidate.asked.sum()),
+        spread=starts,
+        weight=weight,
+        together=None if over_starts else _together(baseline, candidate),
+    )
+
+
+def _together(baseline: Answers, candidate: Answers) -> Part | None:
+    """What the answers of a repetition have in common, by the repetitions of both builds."""
+    known = pooled([*baseline.together, *candidate.together])
+    return Part(baseline.repeated.weight + candidate.repeated.weight, known) if known else None
 
 
 def noise(baseline: Answers, candidate: Answers) -> float:
@@ -223,7 +257,10 @@ def information_share(difference: Loss, candidate: Answers, margin: float, level
     takes, and hold its error rates (information-based monitoring: Lan & DeMets 1983; Mehta & Tsiatis 2001, Drug Inf. J. 35).
     """
     few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
-    return min(share_of_information(difference.reach, margin, levels), MOST_OF_FEW if few else 1.0)
+    # One look has only a part of a chance, and few repetitions reach further out with that.
+    part = PART_OF_A_LOOK if difference.together else 1.0
+    parts = Levels(false_pass=part * levels.false_pass, false_fail=part * levels.false_fail)
+    return min(share_of_information(difference.reach, margin, parts), MOST_OF_FEW if few else 1.0)
 
 
 def share_of_information(reach: Callable[[float], float], margin: float, levels: Levels) -> float:

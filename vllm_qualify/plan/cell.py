@@ -106,10 +106,10 @@ class LikelihoodPlan(Frozen):
     texts: Path | None = None
     texts_sha256: str | None = None
 
-    @property
-    def scored(self) -> tuple[int, str | None]:
-        """What two runs must have alike to be compared: the number of answers, and the content of the texts."""
-        return self.settings.num_answers, self.texts_sha256
+    def covers(self, baseline: "LikelihoodPlan") -> bool:
+        """Whether all that a baseline scored is scored here: as many answers or more, and the same texts."""
+        has_answers = baseline.settings.num_answers <= self.settings.num_answers
+        return has_answers and baseline.texts_sha256 == self.texts_sha256
 
 
 class Baseline(Frozen):

@@ -199,7 +199,7 @@ class Likelihood(Frozen):
     """
 
     num_answers: Count = Field(
-        default=200, description="of each task that generates text, how many of the baseline's answers are scored at most"
+        default=500, description="of each task that generates text, how many of the baseline's answers are scored at most"
     )
     texts: Text | None = Field(default=None, description="path of texts to be scored too: JSON lines, each with a `text`")
     time_limit_s: Seconds = Field(default=300.0, description="for each request; an engine compiles a kernel at the first one")
