@@ -1385,6 +1385,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
             warmed_up.append((options(command)["--base-url"], repeat))
             assert command == warm_up_command(bench.client, "reference", SETTINGS, repeat)
             return
+        if result == "bench-0.json":
+            # Of both servers of a load in turns, at the same time: `test_warming` looks at it.
+            return
         assert warmed_up[-1] == (options(command)["--base-url"], int(result[6]))
         shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
         runs.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
@@ -1501,7 +1504,7 @@ def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
     assert follower.asked == [4, 6]
     assert [longest_s for _, longest_s, _ in follower.made] == [20.0, 20.0, 20.0], "of both servers together"
     assert progress_calls == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
-    assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
+    assert [options(command)["--seed"] for command in commands[2:]] == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"
 
 
