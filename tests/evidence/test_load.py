@@ -1504,7 +1504,7 @@ def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
     assert follower.asked == [4, 6]
     assert [longest_s for _, longest_s, _ in follower.made] == [20.0, 20.0, 20.0], "of both servers together"
     assert progress_calls == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
-    assert [options(command)["--seed"] for command in commands[2:]] == ["0", "0", "1", "1", "2", "2"]
+    assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"
 
 

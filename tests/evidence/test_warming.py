@@ -73,6 +73,10 @@ def gone(folder: Path, name: str) -> None:
     (folder / name).unlink()
 
 
+def emptied(folder: Path) -> None:
+    (folder / "bench-0.json").write_text("{}")
+
+
 def as_repeat_1(folder: Path) -> None:
     shutil.copy(folder / "bench-1.json", folder / "bench-0.json")
 
@@ -84,7 +88,7 @@ def twelve_tokens(folder: Path) -> None:
 SPOILED: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: gone(folder, "bench-0.json"), "No such file or directory: bench-0.json"),
     (lambda folder: gone(folder, "metrics-0-after.txt"), "No such file or directory: metrics-0-after.txt"),
-    (lambda folder: (folder / "bench-0.json").write_text("{}") and None, "completed"),
+    (emptied, "completed"),
     (lambda folder: change(folder, 0, completed=7, failed=1), "7 of 8 requests completed, 1 failed"),
     (as_repeat_1, "40 of 8 requests completed"),
     (twelve_tokens, "8 replies do not have 8 tokens"),
@@ -158,7 +162,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Each run of bench: its server's address, its command and its result."""
     asked: Asked = []
 
-    def run(bench: Bench, command: list[str], result: str | None, log: Path, _s: float, check: object, _p: Progress) -> None:
+    def run(_: Bench, command: list[str], result: str | None, log: Path, _s: float, check: object, _p: Progress) -> None:
         assert callable(check)
         check()
         asked.append((options(command)["--base-url"], command, result))
@@ -190,8 +194,7 @@ def test_both_are_asked_the_same_before_the_first_repeat(tmp_path: Path, asked: 
             == (inside / "metrics-0-after.txt").read_text()
             == f"# page of {url}\n"
         )
-    assert [options(command)["--base-url"] for command in commands[:2]] == [CANDIDATE, BASELINE]
-    assert len(commands) == 2 + 4
+    assert len(commands) == 4, "of repeats, which the report counts"
 
 
 def test_a_load_alone_has_no_warm_up_of_both(tmp_path: Path, asked: Asked) -> None:

@@ -20,10 +20,19 @@ from vllm_qualify.evidence import accuracy, answers, starts
 from vllm_qualify.evidence.answers import Answer, Answered
 from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.load.repeats import interval_over_looks
-from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
+from vllm_qualify.evidence.measurement import (
+    UNUSABLE,
+    Interval,
+    Measurement,
+    StageEvidence,
+    geometric_mean,
+    in_words,
+    invalid,
+    valid,
+)
 from vllm_qualify.evidence.sequential import Levels, Sides, levels_for, sides_of
 from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_answers, scored_texts
-from vllm_qualify.judge import likelihood, paired, relative, tokens
+from vllm_qualify.judge import likelihood, paired, relative, steadiness, tokens
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.paired import Record
 from vllm_qualify.judge.relative import EarlierRuns
@@ -43,6 +52,8 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, USUAL_TOKENS, Accura
 
 OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
+# Whether a load is steady is judged by this: every load has it, and also at a rate it tells how busy the server is.
+STEADY_BY = "e2el_mean_ms"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages that are compared by their measurements, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
@@ -87,13 +98,24 @@ def compare(
         """The baseline's load, read once for all gates."""
         return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
-    return [_compared(gate, plan, evidence, measurements, loads) for gate in comparing]
+    @cache
+    def unsteady() -> str | None:
+        return _unsteady(plan, evidence, measurements, loads)
+
+    return [_compared(gate, plan, evidence, measurements, loads, unsteady) for gate in comparing]
 
 
 Loads = Callable[[], list[Measurement]]
 
 
-def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], loads: Loads) -> Measurement:
+def _compared(
+    gate: Gate,
+    plan: CellPlan,
+    evidence: Path,
+    measurements: Sequence[Measurement],
+    loads: Loads,
+    unsteady: Callable[[], str | None],
+) -> Measurement:
     about = {"task": gate.task, "filter": gate.filter, **_against(gate, plan)}
     try:
         ours = _own(gate, measurements)
@@ -107,6 +129,8 @@ def _compared(gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence
             case "tokens":
                 return _longer(gate, plan, evidence, about)
             case "load":
+                if problem := unsteady():
+                    return invalid(gate.metric, problem, ours.source, **about)
                 return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], loads, about)
             case "likelihood":
                 return _unlikelier(gate, plan, evidence, ours, about)
@@ -513,15 +537,21 @@ def _worsening(
     direction, history = METRICS[gate.metric].direction, _known(plan)
     known = EarlierRuns(*(parts.get(gate.label) for parts in (history.noise, history.starts, history.days)))
     (repeats, started), (others, others_started) = _together(ours), _together(theirs)
-    first = len(ours[0].repeats)
+    first, planned = len(ours[0].repeats), plan.load.looks[-1]
+    looked = [count for count in plan.load.looks if count <= first] or [first]
 
     def at_look(used: int, at: Sides) -> Interval | None:
         if used <= first < len(repeats) and known.starts is None:
             # What differs from start to start was not known yet.
             return None
         if plan.beside:
-            return relative.in_turns(repeats[:used], others[:used], direction, at, started[:used], known).interval
-        return relative.from_history(repeats[:used], others, direction, at, known, (started[:used], others_started)).interval
+            interval = relative.in_turns(repeats[:used], others[:used], direction, at, started[:used], known).interval
+        else:
+            by_starts = (started[:used], others_started)
+            interval = relative.from_history(repeats[:used], others, direction, at, known, by_starts).interval
+        usual = others[:first] if plan.beside else [geometric_mean(others)] * first
+        worsened = relative.log_ratios(repeats[:first], usual, direction)
+        return steadiness.with_trend(interval, worsened, [used] if used <= first else looked, planned)
 
     count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
     value, looks = relative.without_noise(repeats, others, direction), starts.looks_of(plan)
@@ -550,6 +580,29 @@ def _of_baseline_load(
         return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
     numbers = [row.start for row in ours if row.start]
     return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
+
+
+def _unsteady(plan: CellPlan, evidence: Path, measurements: Iterable[Measurement], loads: Loads) -> str | None:
+    """Why the load's repeats are not those of steady servers; None if they are, or if it is not known.
+
+    In turns, what both servers share is no reason. Raises one of UNUSABLE.
+    """
+    ours = [row for row in measurements if row.metric == STEADY_BY and row.against is None]
+    theirs = _steady_by_of_baseline(plan, evidence, loads, ours) if plan.beside else []
+    if not ours or any(row.invalid_because for row in (*ours, *theirs)):
+        # Each gate says it of its own metric.
+        return None
+    if plan.beside:
+        ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
+    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
+    looks, left_out = starts.looks_of(plan), count - sum(len(row.repeats) for row in ours)
+    mine, others = ([row.repeats for row in side] for side in (ours, theirs))
+    return steadiness.problem(mine, others, range(looks.start - left_out, looks.stop - left_out), STEADY_BY)
+
+
+def _steady_by_of_baseline(plan: CellPlan, evidence: Path, loads: Loads, ours: Sequence[Measurement]) -> list[Measurement]:
+    numbers = [row.start for row in ours if row.start]
+    return [_only(loads(), STEADY_BY), *(_only(parse_beside_in(plan, evidence, number), STEADY_BY) for number in numbers)]
 
 
 def _together(rows: Sequence[Measurement]) -> tuple[list[float], list[int]]:

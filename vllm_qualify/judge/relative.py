@@ -224,6 +224,12 @@ def _log_ratio(candidate: float, baseline: float, direction: Direction) -> float
     return ratio if direction == "lower" else -ratio
 
 
+def log_ratios(candidate: Sequence[float], baseline: Sequence[float], direction: Direction) -> list[float]:
+    """The logarithm of how many times worse the candidate is, for each pair. Raises ValueError if a repeat is 0."""
+    _check_positive(candidate, baseline)
+    return [_log_ratio(*pair, direction) for pair in zip(candidate, baseline, strict=True)]
+
+
 def _worsening(middle: float, off_by: OffBy, at: Sides) -> Worsening:
     value = math.expm1(middle)
     below, above = (min(off_by(alpha), MOST_OFF) for alpha in at)

@@ -120,7 +120,9 @@ def measure_load(
         if driven.trace:
             (into / TRACE).write_bytes(driven.trace.body)
         benches.stop_preparing(driven.bench, settings.time_limit_s, driven.server.check_alive)
-    commands = _warm_up_both(pairs, settings) if beside else []
+    if beside:
+        _warm_up_both(pairs, settings)
+    commands: list[list[str]] = []
     began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
         started = following.clock()
@@ -188,8 +190,8 @@ def run_repeat(
     return benches.recorded(client, command)
 
 
-def _warm_up_both(pairs: Sequence[tuple[Driven, Path]], settings: Load) -> list[list[str]]:
-    """Ask all servers the same at the same time, so that they begin alike. Returns the commands. Raises as `measure_load`."""
+def _warm_up_both(pairs: Sequence[tuple[Driven, Path]], settings: Load) -> None:
+    """Ask all servers the same at the same time, so that they begin alike. Raises as `measure_load`."""
     is_broken_off = threading.Event()
 
     def check() -> None:
@@ -207,10 +209,9 @@ def _warm_up_both(pairs: Sequence[tuple[Driven, Path]], settings: Load) -> list[
         except BaseException:
             is_broken_off.set()
             raise
-        return [each.result() for each in running]
 
 
-def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[], None]) -> list[str]:
+def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[], None]) -> None:
     bench, asked = driven.bench, warm_up_of_both(settings, driven.trace)
     into = benches.results_folder(bench)
     command = command_of(bench.client, driven.server.served_model_name, asked, into, WARM_UP, driven.warm_ups)
@@ -218,7 +219,6 @@ def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[
     log = folder / f"warm-up-{WARM_UP}.log"
     benches.run_command(bench, command, f"bench-{WARM_UP}.json", log, settings.time_limit_s, check, _untold)
     (folder / f"metrics-{WARM_UP}-after.txt").write_text(driven.server.metrics_page())
-    return benches.recorded(bench.client, command)
 
 
 def _warm_up(driven: Driven, settings: Load, log: Path, number: int) -> None:
