@@ -10,8 +10,22 @@ import pytest
 from scipy import stats
 
 from tests.evidence.test_load import copy_repeat, scale
-from tests.judge.test_compare import LOAD, captured_load, in_turns, keep_history, one, reason, worsening_gate
+from tests.judge.test_compare import (
+    LOAD,
+    QUESTIONS,
+    ask,
+    captured_load,
+    in_turns,
+    keep_baseline,
+    keep_history,
+    loss_gate,
+    one,
+    reason,
+    worsening_gate,
+)
 from tests.judge.test_compare import cell_plan as cell_plan_of
+from tests.lm_eval_files import RIGHT, WRONG, right_but
+from vllm_qualify.evidence.answers import BLOCKS
 from vllm_qualify.evidence.load import result
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.judge import steadiness
@@ -95,7 +109,8 @@ def test_a_trend_raises_an_upper_bound_and_never_lowers_one() -> None:
     interval, rising = Interval(lower=-0.01, upper=0.03), [0.0, 0.01, 0.02, 0.03, 0.04]
     assert with_trend(interval, rising[:3], [3], 3) == interval
     raised = with_trend(interval, rising[:3], [3], 6)
-    assert (raised.lower, raised.upper) == (-0.01, pytest.approx(math.expm1(0.05)))
+    assert raised.lower == -0.01
+    assert raised.upper == pytest.approx(math.expm1(0.05))
     assert with_trend(interval, rising, [5], 9).upper == pytest.approx(math.expm1(0.08))
     assert with_trend(interval, rising, [3, 5], 9).upper == pytest.approx(math.expm1(0.05)), "no later look undoes a decision"
     assert with_trend(interval, rising[::-1], [5], 9) == interval
@@ -205,3 +220,34 @@ def test_a_trend_that_is_not_sure_still_keeps_a_gate_open(evidence: Path) -> Non
 
 def test_bounds_are_made_once_for_each_course_of_a_load() -> None:
     assert steadiness._bounds((5,), 5, 10, 0.01) is steadiness._bounds((5,), 5, 10, 0.01)
+
+
+# --- A comparison of answers
+
+
+def test_a_server_that_answers_worse_with_each_repetition_is_invalid(evidence: Path) -> None:
+    """On the whole the loss may be within the margin."""
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: repetition - 1] else RIGHT, steps=9 * BLOCKS)
+    row = one(cell_plan_of([loss_gate(0.2)]), evidence)
+    assert (
+        "the server answers worse the longer it runs: its score fell from 100.00% in the first repetition to 80.00%"
+        in reason(row)
+    )
+    assert "in the last of 9" in reason(row)
+
+
+def test_a_server_that_surely_loses_has_lost_though_it_fades(evidence: Path) -> None:
+    keep_baseline(evidence, right_but([]))
+    ask(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: repetition + 20] else RIGHT, steps=9 * BLOCKS)
+    row = one(cell_plan_of([loss_gate(0.2)]), evidence)
+    assert row.interval is not None
+    assert row.interval.lower > 0.2
+
+
+def test_scores_that_go_up_and_down_do_not_fade(evidence: Path) -> None:
+    """And what was asked in part of a last repetition is no repetition."""
+    keep_baseline(evidence, right_but([]))
+    order = (4, 1, 3, 0, 5, 2, 4, 1, 3)
+    ask(evidence, lambda question, at: WRONG if question in QUESTIONS[: order[at - 1]] else RIGHT, steps=8 * BLOCKS + 1)
+    assert one(cell_plan_of([loss_gate(0.2)]), evidence).value == pytest.approx(23 / 8 / 40, abs=0.02)

@@ -347,6 +347,9 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
         problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
+    # A sure loss stays a loss here, too.
+    if interval.lower <= _margin(gate) and (problem := _fading(gate, new.answers, task)):
+        return invalid(gate.metric, problem, source, **about)
     traced = dict.fromkeys((answer.start, answer.traced_to.rpartition(":")[0]) for answer in new.answers)
     return valid(
         gate.metric,
@@ -359,6 +362,22 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         not_in_interval=[STARTS] if difference.between is None else [],
         **about,
     )
+
+
+def _fading(gate: Gate, answered: Iterable[Answer], task: TaskPlan) -> str | None:
+    """Why the mean over repetitions is not that of a steady server: it answers worse with time, in one start. Else None."""
+    scores: dict[int, list[float]] = {}
+    for answer in answered:
+        if answer.start == starts.FIRST:
+            scores.setdefault(answer.repetition, []).append(answer.score(_key(gate)))
+    most = max(map(len, scores.values()))
+    # Of a repetition that was broken off the questions are others.
+    means = [fmean(scores[repetition]) for repetition in sorted(scores) if len(scores[repetition]) == most]
+    looks = range(1, max(task.settings.most_repetitions, len(means)) + 1)
+    if steadiness.direction_of([means], looks) >= 0:
+        return None
+    fell = f"its score fell from {means[0]:.2%} in the first repetition to {means[-1]:.2%} in the last of {len(means)}"
+    return f"the server answers worse the longer it runs: {fell}: look for what wears out, as a cache, and measure again"
 
 
 def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
