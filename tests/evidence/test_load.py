@@ -1385,6 +1385,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
             warmed_up.append((options(command)["--base-url"], repeat))
             assert command == warm_up_command(bench.client, "reference", SETTINGS, repeat)
             return
+        if result == "bench-0.json":
+            # Of both servers of a load in turns, at the same time: `test_warming` looks at it.
+            return
         assert warmed_up[-1] == (options(command)["--base-url"], int(result[6]))
         shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
         runs.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))

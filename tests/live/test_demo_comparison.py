@@ -177,6 +177,9 @@ def test_loads_in_turns_and_tasks_of_every_kind(
         assert (gate.verdict, gate.sample_count) == ("pass", 10), gate
     inside = {file.path for file in report.files}
     assert {"load/beside/server.yaml", "load/beside/server.log"} <= inside
+    # the regressed copy has answered questions before its load, and its baseline has not: both were warmed up alike
+    assert report.plan.warms_alike
+    assert {f"{start}load/{side}bench-0.json" for start in ("", "starts/2/") for side in ("", "beside/")} <= inside
     # both servers were started again, and no task: none is compared
     assert {"starts/2/load/beside/server.log", "starts/2/load/bench-3.json", "starts/2/serve/server.log"} <= inside
     assert not any(path.startswith("starts/2/accuracy") for path in inside)

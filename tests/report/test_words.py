@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from tests.judge.test_compare import against, cell_plan, server_plan
 from tests.report.builder import passed_report
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
@@ -194,3 +195,14 @@ def test_earlier_tries_are_reported_with_their_verdicts() -> None:
     assert words.tries(again.plan) == said
     assert ("Tries", said) in facts(again)
     assert said in render_page(again, lambda file: file.path)
+
+
+@pytest.mark.parametrize(
+    ("warms_alike", "said"),
+    [(True, ", loads in turns"), (False, ", loads in turns, though only this run's server had answered ")],
+)
+def test_a_load_in_turns_of_an_older_plan_says_that_one_server_was_cold(warms_alike: bool, said: str) -> None:
+    gates = [gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")]
+    plan = against(cell_plan(gates, beside=server_plan(), warms_alike=warms_alike))
+    assert said in words.compared(plan)
+    assert ("though" in words.compared(plan)) is not warms_alike

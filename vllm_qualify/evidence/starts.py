@@ -92,6 +92,13 @@ def _took_s(evidence: Path, number: int) -> list[float]:
     return [seconds for load in loads if load.is_dir() for seconds in took_s(load)]
 
 
+def repeats_of_all(plan: CellPlan, count: int) -> range:
+    """The numbers of repeats of all starts together after which a load may be looked at. `count` were run, perhaps more."""
+    looks = plan.load.looks
+    planned = looks[-1] if plan.starts == FIRST else looks[0] + (plan.starts - FIRST) * repeats_of(plan.load)[0]
+    return range(looks.start, max(planned, count) + 1)
+
+
 def too_long(load: Load, evidence: Path, number: int) -> str | None:
     """Why a start's `load`, as `plan_of` gives it, is not begun: not even one repeat would end within what is left. Else None.
 

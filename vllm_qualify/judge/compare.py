@@ -22,7 +22,7 @@ from vllm_qualify.evidence.load import figures, result, speculation
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import levels_for, sides_of
 from vllm_qualify.evidence.stages import parse_beside, parse_beside_in, scored_answers, scored_texts
-from vllm_qualify.judge import likelihood, loads, paired, relative, tokens
+from vllm_qualify.judge import likelihood, loads, paired, relative, steadiness, tokens
 from vllm_qualify.judge.between import Between, History
 from vllm_qualify.judge.loads import LoadPlan, Repeats
 from vllm_qualify.judge.paired import Record
@@ -44,6 +44,8 @@ from vllm_qualify.recipe.workload import LEAST_REPETITIONS, USUAL_TOKENS, Accura
 
 OF_ANSWERS = (ANSWER_NLL, ANSWER_TOP1)
 RATE = "output_throughput_tok_s"
+# Whether a load is steady is judged by this: every load has it, and also at a rate it tells how busy the server is.
+STEADY_BY = "e2el_mean_ms"
 BASELINE, LOAD_STAGE, STARTS_STAGE = "baseline", "load.json", "starts.json"
 # The baseline's stages that are compared by their measurements, each with its file in the folder `baseline`.
 MEASURED: dict[Stage, str] = {"load": LOAD_STAGE, "starts": STARTS_STAGE}
@@ -91,14 +93,23 @@ def compare(
         """The baseline's load, read once for all gates."""
         return parse_beside(plan, evidence) if plan.beside else _history(plan, evidence)
 
-    return [_compared(gate, plan, evidence, measurements, baseline_load) for gate in comparing]
+    @cache
+    def unsteady() -> str | None:
+        return _unsteady(plan, evidence, measurements, baseline_load)
+
+    return [_compared(gate, plan, evidence, measurements, baseline_load, unsteady) for gate in comparing]
 
 
 BaselineLoad = Callable[[], list[Measurement]]
 
 
 def _compared(
-    gate: Gate, plan: CellPlan, evidence: Path, measurements: Sequence[Measurement], baseline_load: BaselineLoad
+    gate: Gate,
+    plan: CellPlan,
+    evidence: Path,
+    measurements: Sequence[Measurement],
+    baseline_load: BaselineLoad,
+    unsteady: Callable[[], str | None],
 ) -> Measurement:
     about = {"task": gate.task, "filter": gate.filter, **_against(gate, plan)}
     try:
@@ -113,6 +124,8 @@ def _compared(
             case "tokens":
                 return _longer(gate, plan, evidence, about)
             case "load":
+                if problem := unsteady():
+                    return invalid(gate.metric, problem, ours.source, **about)
                 return _worsening(gate, plan, evidence, [ours, *_in_starts(gate, measurements)], baseline_load, about)
             case "likelihood":
                 return _unlikelier(gate, plan, evidence, ours, about)
@@ -326,6 +339,9 @@ def _loss(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> 
         as_long = f"replies are {length:.2f} times as long as the {other.word}'s"
         problem = f"{as_long}, and comparable from {LENGTHS[0]} to {LENGTHS[1]}"
         return invalid(gate.metric, problem, source, **about)
+    # A sure loss stays a loss here, too.
+    if interval.lower <= _margin(gate) and (problem := _fading(gate, new.answers, task)):
+        return invalid(gate.metric, problem, source, **about)
     traced = dict.fromkeys((answer.start, answer.traced_to.rpartition(":")[0]) for answer in new.answers)
     return valid(
         gate.metric,
@@ -350,6 +366,22 @@ def _not_in_loss(plan: CellPlan, gate: Gate, task: TaskPlan, difference: paired.
         return of_starts
     is_sampled = task.sampling is not None and not task.sampling.is_greedy
     return [*of_starts, *([SAMPLES] if is_sampled else []), *([] if difference.together else [TOGETHER])]
+
+
+def _fading(gate: Gate, answered: Iterable[Answer], task: TaskPlan) -> str | None:
+    """Why the mean over repetitions is not that of a steady server: it answers worse with time, in one start. Else None."""
+    scores: dict[int, list[float]] = {}
+    for answer in answered:
+        if answer.start == starts.FIRST:
+            scores.setdefault(answer.repetition, []).append(answer.score(_key(gate)))
+    most = max(map(len, scores.values()))
+    # Of a repetition that was broken off the questions are others.
+    means = [fmean(scores[repetition]) for repetition in sorted(scores) if len(scores[repetition]) == most]
+    looks = range(1, max(task.settings.most_repetitions, len(means)) + 1)
+    if steadiness.direction_of([means], looks) >= 0:
+        return None
+    fell = f"its score fell from {means[0]:.2%} in the first repetition to {means[-1]:.2%} in the last of {len(means)}"
+    return f"the server answers worse the longer it runs: {fell}: look for what wears out, as a cache, and measure again"
 
 
 def _longer(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str, Any]) -> Measurement:
@@ -614,6 +646,33 @@ def _of_baseline_load(
         return [first, *(row for row in _further_of_other(evidence / BASELINE, gate) if row.invalid_because is None)]
     numbers = [row.start for row in ours if row.start]
     return [first, *(_only(parse_beside_in(plan, evidence, number), gate.metric) for number in numbers)]
+
+
+def _unsteady(plan: CellPlan, evidence: Path, measurements: Iterable[Measurement], baseline_load: BaselineLoad) -> str | None:
+    """Why the load's repeats are not those of steady servers; None if they are, or if it is not known.
+
+    In turns, what both servers share is no reason. Raises one of UNUSABLE.
+    """
+    ours = [row for row in measurements if row.metric == STEADY_BY and row.against is None]
+    theirs = _steady_by_of_baseline(plan, evidence, baseline_load, ours) if plan.beside else []
+    if not ours or any(row.invalid_because for row in (*ours, *theirs)):
+        # Each gate says it of its own metric.
+        return None
+    if plan.beside:
+        ours, theirs = map(list, zip(*map(_paired, ours, theirs), strict=True))
+    mine, others = ([row.repeats for row in side] for side in (ours, theirs))
+    looks = starts.repeats_of_all(plan, sum(map(len, mine)))
+    return steadiness.problem(mine, others, range(looks.start - _left_out(evidence, ours), looks.stop), STEADY_BY)
+
+
+def _steady_by_of_baseline(
+    plan: CellPlan, evidence: Path, baseline_load: BaselineLoad, ours: Sequence[Measurement]
+) -> list[Measurement]:
+    numbers = [row.start for row in ours if row.start]
+    return [
+        _only(baseline_load(), STEADY_BY),
+        *(_only(parse_beside_in(plan, evidence, number), STEADY_BY) for number in numbers),
+    ]
 
 
 def _together(rows: Sequence[Measurement]) -> Repeats:

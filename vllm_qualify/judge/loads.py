@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vllm_qualify.evidence.load.repeats import interval_over_looks
-from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.measurement import Interval, geometric_mean
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
-from vllm_qualify.judge import paired, relative
+from vllm_qualify.judge import paired, relative, steadiness
 from vllm_qualify.judge.relative import NOTHING, Difference, EarlierRuns
 from vllm_qualify.recipe.metrics import Direction
 
@@ -62,17 +62,19 @@ class Repeats:
 
 
 def look(plan: LoadPlan, ours: Repeats, theirs: Repeats, left_out: int = 0) -> Look:
-    """The look after all repeats of the cell. `left_out` of its first ones were warm-up. Raises ValueError as `relative`."""
+    """The look after all repeats of the cell. `left_out` of its first ones were warm-up. Raises ValueError as `relative`.
+
+    With one start a trend of its repeats counts, too. Further starts are too short for one: each begins anew.
+    """
     if plan.most_starts > 1:
         return _after_starts(plan, ours, theirs)
-    count = len(ours.values) + left_out
+    count, over_starts = len(ours.values) + left_out, not plan.in_turns and len(theirs.starts) > 1
+    usual = theirs.values if plan.in_turns else [geometric_mean(theirs.values)] * count
+    worsened = relative.log_ratios(ours.values, usual[: len(ours.values)], plan.direction)
 
     def at_look(used: int, at: Sides) -> Interval:
-        return (
-            _difference(plan, ours.first(used), theirs, over_starts=not plan.in_turns and len(theirs.starts) > 1)
-            .worsening(at)
-            .interval
-        )
+        interval = _difference(plan, ours.first(used), theirs, over_starts=over_starts).worsening(at).interval
+        return steadiness.with_trend(interval, worsened, [used], plan.looks[-1])
 
     value = relative.without_noise(ours.values, theirs.values, plan.direction)
     return Look(interval_over_looks(value, at_look, "lower", plan.levels, plan.looks, count, left_out=left_out), is_last=False)

@@ -96,7 +96,7 @@ def of_pairs(
     Raises:
         ValueError: there are fewer than two pairs, one build has more repeats than the other, or a repeat is 0.
     """
-    logs = _log_ratios(candidate, baseline, direction)
+    logs = log_ratios(candidate, baseline, direction)
     if len(logs) < 2:
         raise ValueError("a comparison needs two repeats of each")
     build = Build(_by_start(logs, starts or [1] * len(logs)))
@@ -107,7 +107,7 @@ def of_pairs(
 
 def noise_of_pairs(candidate: Sequence[float], baseline: Sequence[float], starts: Sequence[int]) -> float:
     """The variance of a pair's log ratio around the mean of its start; 0 if no start has two pairs."""
-    return noise_of_build([math.exp(ratio) for ratio in _log_ratios(candidate, baseline, "lower")], starts)
+    return noise_of_build([math.exp(ratio) for ratio in log_ratios(candidate, baseline, "lower")], starts)
 
 
 def noise_of_build(values: Sequence[float], starts: Sequence[int]) -> float:
@@ -266,8 +266,8 @@ def _check_positive(*repeats: Sequence[float]) -> None:
         raise ValueError("a repeat is 0, and nothing is so many times nothing")
 
 
-def _log_ratios(candidate: Sequence[float], baseline: Sequence[float], direction: Direction) -> list[float]:
-    """Above 0 if the candidate is worse."""
+def log_ratios(candidate: Sequence[float], baseline: Sequence[float], direction: Direction) -> list[float]:
+    """The logarithm of how many times worse the candidate is, for each pair. Raises ValueError if a repeat is 0."""
     _check_positive(candidate, baseline)
     sign = 1 if direction == "lower" else -1
     return [sign * math.log(one / other) for one, other in zip(candidate, baseline, strict=True)]

@@ -171,6 +171,7 @@ class CellPlan(Frozen):
     - `contract` is what of the API's contract is checked; None if the recipe asks for none of it.
     - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
     - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
+    - With `warms_alike`, which all new plans with `beside` have, a load in turns counts only if both servers were warmed alike.
     - A run that `establishes` is made to be the baseline of later runs. It is held against the approved one before it, if there
       is one: its load only where `load_alone` does not say why not.
     - A run with `new_anchor` is made to be the anchor of later runs too, and held against no earlier run.
@@ -225,6 +226,7 @@ class CellPlan(Frozen):
     named_anchor: str | None = None
     anchor: Anchor | None = None
     beside: ServerPlan | None = None
+    warms_alike: bool = False
     tries: list[EarlierTry] = []
     between: list[BetweenStarts] = []
     client_image: EngineImage | None = None

@@ -146,7 +146,13 @@ def _loads(plan: CellPlan) -> str:
         return ""
     if plan.load_alone:
         return f", but not its load: {plan.load_alone}"
-    return ", loads in turns" if plan.beside else ", loads unpaired: measured then and now"
+    if plan.beside is None:
+        return ", loads unpaired: measured then and now"
+    return (
+        ", loads in turns"
+        if plan.warms_alike
+        else ", loads in turns, though only this run's server had answered questions before"
+    )
 
 
 def anchored(plan: CellPlan) -> str:

@@ -102,7 +102,7 @@ def _held_against(plan: CellPlan, report: Report, folder: Path | None, store: St
     compared = with_anchor(compared, store, against.anchor, tell)
     _check_accuracy(compared)
     beside, why_not = _beside(compared, report.plan, tell) if against.in_turns else (None, "--no-in-turns")
-    compared = compared.model_copy(update={"beside": beside})
+    compared = compared.model_copy(update={"beside": beside, "warms_alike": beside is not None})
     if beside is None:
         compared = _with_history(compared, why_not)
     tell(f"{plan.cell.id} is compared with run {report.run_id} of {report.plan.cell.id}{_how(compared, why_not)}")

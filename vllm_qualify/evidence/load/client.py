@@ -5,9 +5,10 @@ cache that prompt is already known. So a warm-up is a run of bench of its own, w
 """
 
 import json
-import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +18,11 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.bench_worker import TURNS
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.replay import TRACE, trace_of
 from vllm_qualify.evidence.load.result import BESIDE, RESET
+from vllm_qualify.evidence.load.warm_up import WARM_UP, typical, warm_up_of_both
 from vllm_qualify.recipe.traces.trace import Trace
 from vllm_qualify.recipe.workload import SEEDS, Load
 
@@ -103,7 +106,7 @@ def measure_load(
     The budget's time begins with the first repeat.
 
     With `beside`, the baseline, each repeat runs on that too, into the folder BESIDE. The two take turns in going first, so
-    that a drift of the machine favours neither. Returns the commands.
+    that a drift of the machine favours neither. Before the first repeat both are warmed up alike. Returns the commands.
 
     Raises:
         HostError: bench failed or took longer than its time limit.
@@ -117,6 +120,8 @@ def measure_load(
         if driven.trace:
             (into / TRACE).write_bytes(driven.trace.body)
         benches.stop_preparing(driven.bench, settings.time_limit_s, driven.server.check_alive)
+    if beside:
+        _warm_up_both(pairs, settings)
     commands: list[list[str]] = []
     began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
@@ -185,19 +190,44 @@ def run_repeat(
     return benches.recorded(client, command)
 
 
+def _warm_up_both(pairs: Sequence[tuple[Driven, Path]], settings: Load) -> None:
+    """Ask all servers the same at the same time, so that they begin alike. Raises as `measure_load`."""
+    is_broken_off = threading.Event()
+
+    def check() -> None:
+        if is_broken_off.is_set():
+            raise HostError("the warm-up of the other server was broken off", "see the first error", benches.STAGE)
+        for driven, _ in pairs:
+            driven.server.check_alive()
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        running = [pool.submit(_warm_up_one, driven, settings, folder, check) for driven, folder in pairs]
+        try:
+            for each in as_completed(running):
+                # The first error ends the other one's too.
+                each.result()
+        except BaseException:
+            is_broken_off.set()
+            raise
+
+
+def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[], None]) -> None:
+    bench, asked = driven.bench, warm_up_of_both(settings, driven.trace)
+    into = benches.results_folder(bench)
+    command = command_of(bench.client, driven.server.served_model_name, asked, into, WARM_UP, driven.warm_ups)
+    (folder / f"metrics-{WARM_UP}-before.txt").write_text(driven.server.metrics_page())
+    log = folder / f"warm-up-{WARM_UP}.log"
+    benches.run_command(bench, command, f"bench-{WARM_UP}.json", log, settings.time_limit_s, check, _untold)
+    (folder / f"metrics-{WARM_UP}-after.txt").write_text(driven.server.metrics_page())
+
+
 def _warm_up(driven: Driven, settings: Load, log: Path, number: int) -> None:
     server, bench = driven.server, driven.bench
     if settings.num_warmups == 0:
         return
-    asked = settings if driven.trace is None else _typical(driven.trace, settings)
+    asked = settings if driven.trace is None else typical(driven.trace, settings)
     command = warm_up_command(bench.client, server.served_model_name, asked, number, driven.warm_ups)
     benches.run_command(bench, command, None, log, settings.time_limit_s, server.check_alive, _untold)
-
-
-def _typical(trace: Trace, settings: Load) -> Load:
-    """A load of random prompts as long as a trace's median request."""
-    lengths = {"input_len": trace.input_toks, "output_len": trace.output_toks}
-    return settings.model_copy(update={"trace": None, **{name: statistics.median_low(each) for name, each in lengths.items()}})
 
 
 def _untold(_done: int, _total: int) -> None:

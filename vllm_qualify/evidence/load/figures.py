@@ -11,6 +11,7 @@ from vllm_qualify.evidence.load.ended import end_of
 from vllm_qualify.evidence.load.problems import hit_share, problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, peak_chunks, read_repeat
+from vllm_qualify.evidence.load.warmed import warm_up_problems
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     Interval,
@@ -63,6 +64,7 @@ def parse_load(
     watched: Path | None = None,
     model: str | None = None,
     gpus: int = 0,
+    warmed: bool = False,
 ) -> list[Measurement]:
     """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
 
@@ -71,7 +73,8 @@ def parse_load(
     `folder` is the stage's or its BESIDE. `kind` and `arguments` are the server's: kinds name their counters differently, and a
     feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
     if nothing was. `model` is the name that the server serves it by; None leaves the file's own unchecked.
-    `gpus` is how many the server has; 0 on a CPU, whose throughput has no share for each.
+    `gpus` is how many the server has; 0 on a CPU, whose throughput has no share for each. With `warmed`, the load counts only
+    if the server was warmed up like the one that it ran in turns with.
 
     If the budget ended a load before the first look, its values have no interval.
     """
@@ -82,7 +85,8 @@ def parse_load(
         repeats = [read_repeat(folder, place, number) for number in range(1, count + 1)]
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
         steady_states, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
-        if problems := why_not + _turns_problems(folder, count) + problems:
+        cold = warm_up_problems(folder, settings, kind, arguments or {}, model) if warmed else []
+        if problems := why_not + _turns_problems(folder, count) + cold + problems:
             hits = [PREFIX_HIT_SHARE] if _shares(folder, settings, repeats, kind) else []
             names = [*_names(settings, repeats, gpus), *hits]
             return [invalid(name, "; ".join(problems), source) for name in names]

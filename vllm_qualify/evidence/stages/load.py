@@ -13,7 +13,7 @@ from vllm_qualify.evidence.measurement import Measurement, StageEvidence
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.serving import Served, another
 from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, server_inputs, start_s
+from vllm_qualify.evidence.stages.stage import Commands, StageKind, comparing_inputs, order_s, server_inputs, start_s
 from vllm_qualify.evidence.watched import watched_in
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.workload import Load
@@ -69,24 +69,28 @@ def parse_beside(plan: CellPlan, evidence: Path) -> list[Measurement]:
         return []
     folder, server, name = evidence / "load" / result.BESIDE, plan.beside, plan.beside.served_model_name
     about = (server.kind, server.arguments, None, name)
-    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus))
+    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus), warmed=plan.warms_alike)
 
 
 def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
     folder, server, name = evidence / "load", plan.server, plan.server.served_model_name
     samples = watched_in(folder, evidence / "serve") if plan.watched else None
     about = (server.kind, server.arguments, samples, name)
-    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus))
+    return figures.parse_load(folder, plan.load, levels_for(plan), *about, gpus=len(server.gpus), warmed=plan.warms_alike)
 
 
 def _longest_s(plan: CellPlan) -> float:
-    """All repeats, without the time budget: it ends a load only between repeats. In turns, two servers run them."""
+    """All repeats, without the time budget: it ends a load only between repeats. In turns, two servers run them.
+
+    Both are warmed up at the same time before.
+    """
     on_one_s = bench.load_s(plan.load, plan.load.looks[-1])
-    return on_one_s if plan.beside is None else start_s(plan.beside) + 2 * on_one_s
+    return on_one_s if plan.beside is None else start_s(plan.beside) + order_s(plan.load.time_limit_s) + 2 * on_one_s
 
 
 def _inputs(plan: CellPlan) -> list[Any]:
-    return [bench.load_inputs(plan), plan.beside and server_inputs(plan.beside), *comparing_inputs(plan)]
+    beside = plan.beside and [server_inputs(plan.beside), plan.warms_alike]
+    return [bench.load_inputs(plan), beside, *comparing_inputs(plan)]
 
 
 LOAD = StageKind(
