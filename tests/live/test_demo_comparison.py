@@ -64,8 +64,9 @@ def test_the_first_run_of_a_store_becomes_its_baseline(approved: Qualified) -> N
     assert {row.sample_count for row in own.values()} == {200}
 
 
-def test_a_baseline_is_started_twice(approved: Qualified) -> None:
+def test_a_baseline_is_started_four_times(approved: Qualified) -> None:
     (stage,) = (stage for stage in approved.report.stages if stage.stage == "starts")
+    assert {row.start for row in stage.measurements} == {2, 3, 4}
     (measurement,) = (row for row in stage.measurements if row.label == "exact_match (gsm8k, strict-match) of start 2")
     assert measurement.sample_count == 500
     assert measurement.value is not None
@@ -75,7 +76,7 @@ def test_a_baseline_is_started_twice(approved: Qualified) -> None:
     assert {json.loads(line)["start"] for line in lines[1:]} == {2}
     first, second = (float((root / "serve/launched_at").read_text()) for root in (approved.folder / "evidence", inside))
     assert first < second
-    assert f"Starts: 2 of at most 2; {measurement.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
+    assert f"Starts: 4 of at most 8; {measurement.label.removesuffix(' of start 2')}" in " ".join(approved.done.stdout.split())
     assert processes_of(approved.home) == []
 
 
@@ -181,6 +182,6 @@ def test_loads_in_turns_and_tasks_of_every_kind(
     assert report.plan.warms_alike
     assert {f"{start}load/{side}bench-0.json" for start in ("", "starts/2/") for side in ("", "beside/")} <= inside
     # both servers were started again, and no task: none is compared
-    assert {"starts/2/load/beside/server.log", "starts/2/load/bench-3.json", "starts/2/serve/server.log"} <= inside
+    assert {"starts/2/load/beside/server.log", "starts/2/load/bench-2.json", "starts/2/serve/server.log"} <= inside
     assert not any(path.startswith("starts/2/accuracy") for path in inside)
     assert processes_of(home) == []
