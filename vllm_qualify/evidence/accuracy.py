@@ -71,6 +71,12 @@ BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
 # Faults of an answer's text, by the field of an answer that has it.
 FAULTS = {LOOPING: "ends_in_loop", OTHER_SCRIPT: "in_other_script"}
+# A filter that found no answer: the score is no share of right ones, whoever is to blame.
+FOUND_NOTHING = "found an answer in none of the"
+FILTER_REMEDY = (
+    "read a few in the samples; if they are answers, give the gate another filter, or have the prompt ask for the form that "
+    "the filter reads; if they are not, the model or its chat template is broken"
+)
 NO_ANSWERS = "the task compares likelihoods and asks for no answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
@@ -288,7 +294,8 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     """One measurement per filter and declared score, and those of the answers themselves, from the files of a task's folder.
 
     A question that was asked several times counts with the mean of its answers; an empty one is wrong. All measurements are
-    invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
+    invalid unless lm-eval's files are complete and nearly every question was answered, and those of a filter are if it found
+    no answer at all. `levels` are those of the intervals.
     """
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"
@@ -391,6 +398,9 @@ def _score(
     by_question: dict[int, list[float]] = {}
     for answer in answered.answers:
         by_question.setdefault(answer.question, []).append(answer.score(f"{metric},{name}"))
+    if all(name in answer.nothing_by for answer in answered.answers):
+        because = f"the filter {name} {FOUND_NOTHING} {len(answered.answers):,} replies: {FILTER_REMEDY}"
+        return invalid(metric, because, source, task=answered.task, filter=name, sample_count=len(by_question))
     means = [math.fsum(scores) / len(scores) for scores in by_question.values()]
     return valid(
         metric,
