@@ -182,6 +182,22 @@ def test_a_filter_that_found_no_answer_at_all_is_invalid_and_not_a_score_of_0(fo
     assert {name: row.value for name, row in rows.items()} == {name: row.value for name, row in before.items()} | {STRICT: None}
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_server_that_was_started_anew_between_two_blocks_measured_nothing(folder: Path, is_told: bool) -> None:
+    """Its page tells when it began; of an older one a count that is less than at the first tells it."""
+    for step in STEPS:
+        for name in ("metrics-before.txt", "metrics-after.txt"):
+            page, is_later = folder / step / name, step in STEPS[2:]
+            began = f"process_start_time_seconds {1.79582917621e9 + 60 * is_later}\n" if is_told else ""
+            text = page.read_text() if is_told or not is_later else re.sub(r"(_total\{.*\}) \S+", r"\1 0.0", page.read_text())
+            page.write_text(text + began)
+    row = by_filter(folder)[STRICT]
+    assert row.value is None
+    sign = "it began at 01:26:16, and then at 01:27:16" if is_told else "its count of vllm:request_success_total went back"
+    message = f"the server was started anew between the end of r1-b2 and the start of r1-b3: {sign}"
+    assert message in (row.invalid_because or "")
+
+
 def test_wrong_answers_that_were_found_are_a_score_of_0(folder: Path) -> None:
     change_rows(folder, STRICT, filtered_resps=["7"], exact_match=0.0)
     assert by_filter(folder)[STRICT].value == 0.0

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -53,6 +53,7 @@ from vllm_qualify.evidence.lm_eval_worker import (
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
 from vllm_qualify.evidence.reply_tokens import COUNT, SUM, reply_tokens
+from vllm_qualify.evidence.restarts import Moment, restart_problems
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.evidence.texts import ends_in_loop
 from vllm_qualify.evidence.thinking import REPLIES, read_replies, without_answers
@@ -302,7 +303,8 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     try:
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
-        if problem := _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task):
+        problem = _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task)
+        if problem := problem or _restarted(folder, task):
             keys: list[tuple[str, str | None]] = [*answered.keys, *((metric, None) for metric in _of_answers(task))]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
@@ -374,6 +376,19 @@ def _of_the_look(answered: Answered, done: list[QuestionBlock], task: TaskPlan) 
     kept = [answer for answer in answered.answers if answer.repetition <= task.least_repetitions]
     steps_kept = [step for step in done if step.repetition <= task.least_repetitions]
     return answered.model_copy(update={"answers": kept}), steps_kept
+
+
+def _restarted(folder: Path, task: TaskPlan) -> str | None:
+    """That the server was started anew while it was asked. Pages that cannot be read, or of other engines, do not tell."""
+    moments = [
+        Moment(f"the {edge} of {step.folder}", page.read_text(errors="replace"))
+        for step in finished(folder, task)
+        for edge, page in (("start", folder / step.folder / BEFORE), ("end", folder / step.folder / AFTER))
+        if page.exists()
+    ]
+    with suppress(*UNUSABLE):
+        return next(iter(restart_problems(moments)), None)
+    return None
 
 
 def _unanswered(answers: list[Answer], task: TaskPlan, folder: Path) -> str | None:
