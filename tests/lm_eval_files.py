@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vllm_qualify.evidence.accuracy import AFTER, BEFORE
-from vllm_qualify.evidence.answers import Answered, QuestionBlock, read_answers, steps, write
+from vllm_qualify.evidence.answers import NOTHING, Answered, QuestionBlock, read_answers, steps, write
 from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
 from vllm_qualify.evidence.thinking import REPLIES
 from vllm_qualify.evidence.thinking import Reply as Kept
@@ -27,16 +27,17 @@ Document = dict[str, Any]
 class Reply(NamedTuple):
     """What came back: its score by strict-match, its length in characters, and its score by the other filter if it differs.
 
-    If it has a number of tokens, it is kept beside lm-eval's samples too.
+    If it has a number of tokens, it is kept beside lm-eval's samples too. No filter finds an answer in one that `is_unread`.
     """
 
     score: float
     length: int = 100
     flexible: float | None = None
     tokens: int | None = None
+    is_unread: bool = False
 
 
-RIGHT, WRONG, EMPTY = Reply(1.0), Reply(0.0), Reply(0.0, length=0)
+RIGHT, WRONG, EMPTY = Reply(1.0), Reply(0.0), Reply(0.0, length=0, is_unread=True)
 # The reply to a question, by its place in the task's data, in a repetition counted from 1.
 Answering = Callable[[int, int], Reply]
 
@@ -120,7 +121,7 @@ class Asked(NamedTuple):
             **asked,
             "arguments": {"gen_args_0": asked["arguments"]["gen_args_0"] | {"arg_1": generation}},
             "resps": [["x" * reply.length]],
-            "filtered_resps": [str(question) if score else "[invalid]"],
+            "filtered_resps": [NOTHING if reply.is_unread else str(question if score else question + 1)],
             "filter": filter_name,
             "metrics": [self.metric],
             **hashes,
@@ -165,7 +166,7 @@ def _hashes(row: Document) -> Document:
         "prompt_hash": prompt if isinstance(prompt, str) else prompt[0],
         "target_hash": row["target"],
     }
-    return {name: _sha(text) for name, text in content.items()}
+    return {name: _sha(str(text)) for name, text in content.items()}
 
 
 _KEPT: list[str] = []

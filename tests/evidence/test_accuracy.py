@@ -153,6 +153,56 @@ def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
     assert all(each.value is None for each in by_filter(folder, allowing(1.0)).values())
 
 
+def change_rows(folder: Path, name: str, **fields: object) -> None:
+    """The same fields of each answer, by one filter, in all steps; lm-eval's own score of each step follows."""
+    for path in folder.glob("*/samples_*"):
+        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+        changed = [row | fields if row["filter"] == name else row for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        scores = [row["exact_match"] for row in changed if row["filter"] == name]
+        results = next(path.parent.glob("results_*"))
+        document = json.loads(results.read_text())
+        document["results"]["gsm8k"][f"exact_match,{name}"] = sum(scores) / len(scores)
+        results.write_text(json.dumps(document))
+
+
+def test_right_answers_that_no_filter_found_are_no_result(folder: Path) -> None:
+    change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=1.0)
+    rows = parse_task(folder, PLAN, LEVELS)
+    assert {each.value for each in rows} == {None}
+    assert "is right, and strict-match found no answer in its reply" in (rows[0].invalid_because or "")
+
+
+def test_a_filter_that_found_no_answer_at_all_is_invalid_and_not_a_score_of_0(folder: Path) -> None:
+    before = by_filter(folder)
+    change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=0.0)
+    rows = by_filter(folder)
+    assert (rows[STRICT].value, rows[STRICT].sample_count) == (None, 8)
+    assert "the filter strict-match found an answer in none of the 10 replies" in (rows[STRICT].invalid_because or "")
+    assert {name: row.value for name, row in rows.items()} == {name: row.value for name, row in before.items()} | {STRICT: None}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_server_that_was_started_anew_between_two_blocks_measured_nothing(folder: Path, is_told: bool) -> None:
+    """Its page tells when it began; of an older one a count that is less than at the first tells it."""
+    for step in STEPS:
+        for name in ("metrics-before.txt", "metrics-after.txt"):
+            page, is_later = folder / step / name, step in STEPS[2:]
+            began = f"process_start_time_seconds {1.79582917621e9 + 60 * is_later}\n" if is_told else ""
+            text = page.read_text() if is_told or not is_later else re.sub(r"(_total\{.*\}) \S+", r"\1 0.0", page.read_text())
+            page.write_text(text + began)
+    row = by_filter(folder)[STRICT]
+    assert row.value is None
+    sign = "it began at 01:26:16, and then at 01:27:16" if is_told else "its count of vllm:request_success_total went back"
+    message = f"the server was started anew between the end of r1-b2 and the start of r1-b3: {sign}"
+    assert message in (row.invalid_because or "")
+
+
+def test_wrong_answers_that_were_found_are_a_score_of_0(folder: Path) -> None:
+    change_rows(folder, STRICT, filtered_resps=["7"], exact_match=0.0)
+    assert by_filter(folder)[STRICT].value == 0.0
+
+
 @pytest.mark.parametrize("gone", ["r1-b1", "r1-b1/results_*", "r1-b1/samples_*", "task.json", "r*-b*"])
 def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
     for path in folder.glob(gone):

@@ -209,7 +209,7 @@ def test_a_server_that_does_not_count_its_tokens_shows_them_by_its_chunks(
 def gained(folder: Path, **counters: float) -> None:
     """Set by how much the counters rise in the second repeat."""
     for when, times in (("before", 0), ("after", 1)):
-        count(folder, when, 2, **{name: 1000 + value * times for name, value in counters.items()})
+        count(folder, when, 2, **{name: 1_000_000 + value * times for name, value in counters.items()})
 
 
 @pytest.mark.parametrize(

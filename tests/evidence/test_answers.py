@@ -385,11 +385,46 @@ def test_results_that_do_not_fit_are_refused(folder: Path, how: Change, message:
         (lambda rows: rows[1].update(target_hash="0"), "the target_hash of question 11 is not that of its content"),
         (lambda rows: rows[1].update(doc=rows[0]["doc"]), "the doc_hash of question 11 is not that of its content"),
         (lambda rows: rows[1].update(exact_match="1.0"), "the score '1.0' is no number"),
+        (
+            lambda rows: rows[1].update(filtered_resps=["[invalid]"]),
+            "question 11 is right, and strict-match found no answer in its reply",
+        ),
+        (
+            lambda rows: rows[3].update(filtered_resps=[["[invalid]", "[invalid]"]]),
+            "question 11 is right, and flexible-extract found no answer in its reply",
+        ),
+        (lambda rows: rows[1].pop("filtered_resps"), "KeyError('filtered_resps')"),
     ],
 )
 def test_samples_that_do_not_fit_are_refused(folder: Path, how: Callable[[list[Document]], object], message: str) -> None:
     change_samples(folder, how)
     assert message in refused(folder)
+
+
+@pytest.mark.parametrize("target", ["[invalid]", "This conclusion is Invalid.", ["valid", "invalid"]])
+def test_the_word_of_a_filter_that_found_nothing_can_be_the_target(folder: Path, target: object) -> None:
+    def invalid(rows: list[Document]) -> None:
+        rows[1].update(hashed(rows[1] | {"target": target, "filtered_resps": ["[invalid]"]}))
+        rows[3].update(hashed(rows[3] | {"target": target}))
+
+    change_samples(folder, invalid)
+    shutil.rmtree(folder / "r2-b1")
+    assert read_answers(folder, PLAN).answers[1].scores[STRICT] == 1.0
+
+
+def test_a_task_that_scores_by_a_function_of_its_own_may_call_it_right(folder: Path) -> None:
+    change_samples(folder, lambda rows: rows[1].update(filtered_resps=["[invalid]"]))
+    for step in folder.glob("r*-b*"):
+        change_results(folder, lambda results: results["configs"]["gsm8k"].update(process_results="def own(): …"), step.name)
+    answered = read_answers(folder, PLAN).answers[1]
+    assert (answered.scores[STRICT], answered.nothing_by) == (1.0, ["strict-match"])
+
+
+def test_which_filters_found_no_answer_is_of_each_answer(folder: Path) -> None:
+    """As read by eye in the captured files."""
+    found = {(each.question, each.repetition): each.nothing_by for each in read_answers(folder, PLAN).answers}
+    assert found[9, 1] == found[10, 1] == ["strict-match"]
+    assert found[11, 1] == []
 
 
 @pytest.mark.parametrize("reported", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf")])
@@ -406,7 +441,7 @@ def test_a_sample_out_of_range_is_refused_whatever_the_mean(folder: Path, score:
 
 
 def test_a_score_between_right_and_wrong_is_one(folder: Path) -> None:
-    change_samples(folder, lambda rows: rows[0].update(exact_match=0.25))
+    change_samples(folder, lambda rows: rows[0].update(exact_match=0.25, filtered_resps=["49"]))
     change_results(folder, lambda results: results["results"]["gsm8k"].update({STRICT: 0.625}))
     assert read_answers(folder, PLAN).answers[0].scores[STRICT] == 0.25
 

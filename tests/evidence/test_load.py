@@ -1463,6 +1463,7 @@ def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, lo
     assert len(commands) == len(runs)
     assert progress_calls == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
+    assert (tmp_path / "processes-1.json").is_file()
 
 
 def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

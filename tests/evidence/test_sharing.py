@@ -149,7 +149,7 @@ def test_what_is_taken_over_is_the_cells_own(asked: tuple[Path, StageEvidence], 
     first, theirs = asked
     ours = stage_folder(tmp_path / "second", "smoke").parent
     stage = taken_over("accuracy", cell(), ours, first, [theirs])
-    assert stage == theirs
+    assert stage == theirs.model_copy(update={"run_id": cell().run_id})
     assert contents(ours / "accuracy") == contents(first / "accuracy")
     assert [describe(ours / file.path, ours) for file in stage.files] == stage.files
     assert any(measured.value is not None for measured in stage.measurements)
@@ -168,7 +168,7 @@ def test_the_measurements_are_those_of_the_cells_own_plan(asked: tuple[Path, Sta
         assert measured.interval is not None
         assert before.interval is not None
         assert measured.interval.upper > before.interval.upper
-    assert stage.model_copy(update={"measurements": theirs.measurements}) == theirs
+    assert stage.model_copy(update={"measurements": theirs.measurements, "run_id": None}) == theirs
 
 
 def test_of_another_machine_nothing_counts(asked: tuple[Path, StageEvidence], tmp_path: Path) -> None:

@@ -468,6 +468,16 @@ def test_a_candidate_that_answered_nothing_is_invalid(evidence: Path) -> None:
     assert reason(one(cell_plan([loss_gate(0.2)]), evidence))
 
 
+def test_a_candidate_in_whose_replies_no_filter_found_an_answer_is_invalid(evidence: Path) -> None:
+    """Also beside a baseline with the same fault, of which it lost nothing."""
+    unread = Reply(0.0, is_unread=True)
+    keep_baseline(evidence, lambda *_: unread)
+    ask(evidence, lambda *_: unread)
+    row = one(cell_plan([loss_gate(0.02)]), evidence)
+    assert row.value is None
+    assert f"the filter {STRICT} found an answer in none of the" in (row.invalid_because or "")
+
+
 def test_more_unanswered_than_the_recipe_allows_is_no_comparison(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda question, _: EMPTY if question in QUESTIONS[:20] else RIGHT)

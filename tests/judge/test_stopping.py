@@ -101,6 +101,19 @@ def test_asking_goes_on_while_a_gate_is_undecided(
     assert decided(cell_plan(gates), evidence) is is_over
 
 
+def test_where_no_filter_has_found_an_answer_yet_all_questions_are_asked(evidence: Path) -> None:
+    """It may find one in the next reply. A gate by another filter may be decided before."""
+    keep_baseline(evidence, right_but([]))
+    unread = Reply(0.0, is_unread=True)
+    blocks = len(Asked(task_plan(), AVAILABLE).steps) // task_plan().repetitions
+    ask(evidence, lambda *_: unread, steps=blocks - 1)
+    plan = cell_plan([score_gate(0.5), loss_gate(0.02)])
+    assert not decided(plan, evidence)
+    shutil.rmtree(evidence / "accuracy")
+    ask(evidence, lambda *_: unread, steps=blocks)
+    assert decided(plan, evidence)
+
+
 @pytest.mark.parametrize("undecided", [score_gate(0.9), loss_gate(0.02)])
 @pytest.mark.parametrize("failing", [score_gate(0.95, FLEXIBLE), loss_gate(0.05, FLEXIBLE)])
 def test_one_gate_that_surely_fails_is_enough(evidence: Path, failing: Gate, undecided: Gate) -> None:

@@ -73,7 +73,7 @@ def test_a_rerun_takes_over_what_a_broken_off_run_measured(broken_off: Run, stor
         ours, theirs = run.stage(stage), broken_off.stage(stage)
         assert ours is not None
         assert theirs is not None
-        assert ours == theirs.model_copy(update={"taken_from": broken_off.id})
+        assert ours == theirs.model_copy(update={"run_id": run.id, "taken_from": broken_off.id})
         for file in ours.files:
             assert (run.evidence / file.path).read_bytes() == (broken_off.evidence / file.path).read_bytes()
 

@@ -105,6 +105,7 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
         for row in rows:
             if row["filter"] == STRICT:
                 row["exact_match"] = 1.0 - row["exact_match"]
+                row["filtered_resps"] = ["49"]
                 row["resps"] = [[f"then: {row['resps'][0][0]}"]]
 
     change_samples(before, exchange)

@@ -13,6 +13,7 @@ import pytest
 from tests.directions import CONTRACT
 from tests.fakes.vllm import make_engine
 from tests.recipes import reference
+from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.launch import Engines
@@ -32,9 +33,9 @@ from vllm_qualify.recipe.metrics import METRICS, Stage
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report, load_report
 from vllm_qualify.runs.folder import Run, find_run, start_run
-from vllm_qualify.runs.judging import judge_run, rejudge
+from vllm_qualify.runs.judging import check_judgement, judge_run, rejudge
 from vllm_qualify.runs.publishing import publish_run
-from vllm_qualify.runs.stored import fetch_run, trusted_report
+from vllm_qualify.runs.stored import fetch_run, published_run, save_finished, trusted_report
 
 CAPTURED = Path(__file__).parent.parent / "evidence" / "captured"
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
@@ -77,6 +78,7 @@ def captured_stage(run: Run, stage: Stage) -> StageEvidence:
         duration_s=8.0,
         files=[describe(path, run.evidence) for path in files],
         measurements=parse(stage, run.plan, run.evidence),
+        run_id=run.plan.run_id,
     )
     run.save_stage(evidence)
     return evidence
@@ -432,7 +434,7 @@ def test_judging_again_gives_the_same_verdicts_under_a_new_run(run: Run, report:
     assert again.rejudged_from == run.id
     assert again.run_id == again.plan.run_id == fresh.id != run.id
     assert again.plan.model_copy(update={"run_id": run.id}) == report.plan
-    assert again.stages == report.stages
+    assert again.stages == [stage.model_copy(update={"run_id": fresh.id}) for stage in report.stages]
     assert contents(fresh.evidence) == contents(run.evidence)
     assert load_report(fresh.folder) == again
     assert fresh.stages() == again.stages
@@ -440,9 +442,17 @@ def test_judging_again_gives_the_same_verdicts_under_a_new_run(run: Run, report:
     assert contents(run.folder) == before
 
 
+def end(run: Run, ended: Ended) -> None:
+    """Put an end among the files of the run's load."""
+    path, load = run.evidence / "load" / ENDED, run.stage("load")
+    assert load is not None
+    path.write_text(ended.model_dump_json())
+    run.save_stage(load.model_copy(update={"files": [*load.files, describe(path, run.evidence)]}))
+
+
 def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_values(run: Run, report: Report) -> None:
     ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
-    (run.evidence / "load" / ENDED).write_text(ended.model_dump_json())
+    end(run, ended)
     settings = {"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0}
     plan = run.plan.model_copy(update={"load": run.plan.load.model_copy(update=settings)})
     again, _ = rejudge(run, plan)
@@ -457,8 +467,7 @@ def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_val
 
 def test_an_end_that_the_plan_does_not_know_makes_the_load_invalid(run: Run) -> None:
     """Somebody put it there."""
-    ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
-    (run.evidence / "load" / ENDED).write_text(ended.model_dump_json())
+    end(run, Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0))
     again, _ = rejudge(run, run.plan)
     verdicts = {gate.verdict for gate in again.judgement.gates if METRICS[gate.gate.metric].stage == "load"}
     assert verdicts == {"invalid"}
@@ -495,6 +504,81 @@ def test_changed_evidence_is_not_judged_again(run: Run, path: str, how: str) -> 
         rejudge(run, run.plan)
     assert raised.value.place == str(run.evidence / path)
     assert find_run(None) == run
+
+
+def test_a_file_that_no_stage_measured_is_not_judged(run: Run) -> None:
+    """Such as a repeat of another load, put beside those of the run."""
+    shutil.copy(run.evidence / "load" / "bench-2.json", run.evidence / "load" / "bench-3.json")
+    with pytest.raises(HostError, match="the stage did not measure this file") as raised:
+        rejudge(run, run.plan)
+    assert raised.value.place == str(run.evidence / "load" / "bench-3.json")
+
+
+@pytest.fixture
+def other(run: Run, tmp_path: Path) -> Run:
+    """A run of another cell, with a load of its own."""
+    plan = captured_plan(tmp_path / "other")
+    cell = run.plan.cell.model_copy(update={"profile": "latency"})
+    other = start_run(plan.model_copy(update={"cell": cell, "run_id": "20261121T000000Z-abcdef"}))
+    save_finished(other, captured_stage(other, "load"))
+    return other
+
+
+def copy_load(one: Run, into: Run) -> None:
+    """The stage with its evidence, as by hand."""
+    shutil.rmtree(into.evidence / "load")
+    shutil.copytree(one.evidence / "load", into.evidence / "load")
+    shutil.copy(one.folder / "stages" / "load.json", into.folder / "stages")
+
+
+def without_owner(run: Run) -> None:
+    """As older versions saved the stages."""
+    for stage in run.stages():
+        run.save_stage(stage.model_copy(update={"run_id": None}))
+
+
+def test_another_runs_load_is_not_judged_as_this_runs(run: Run, other: Run) -> None:
+    copy_load(other, run)
+    with pytest.raises(HostError, match=f"the stage load is of run {other.id}, and this is run {run.id}"):
+        rejudge(run, run.plan)
+
+
+def test_nor_is_that_of_an_older_version(run: Run, other: Run) -> None:
+    without_owner(other)
+    copy_load(other, run)
+    with pytest.raises(HostError, match=f"the stage load is of an older run, and this is run {run.id}"):
+        rejudge(run, run.plan)
+
+
+@pytest.mark.parametrize("with_its_note", [False, True])
+def test_nor_is_it_in_a_run_of_an_older_version_which_noted_what_it_finished(with_its_note: bool, run: Run, other: Run) -> None:
+    without_owner(run)
+    without_owner(other)
+    for each in (run, other):
+        (load,) = (stage for stage in each.stages() if stage.stage == "load")
+        save_finished(each, load)
+    rejudge(run, run.plan)
+    copy_load(other, run)
+    stage = other.stage("load")
+    assert stage is not None
+    run.save_stage(stage.model_copy(update={"duration_s": 7.0}))
+    if with_its_note:
+        shutil.rmtree(run.folder / "kept")
+        shutil.copytree(other.folder / "kept", run.folder / "kept")
+    with pytest.raises(HostError, match="the stage load is not the one that this run finished"):
+        rejudge(run, run.plan)
+
+
+def test_a_published_report_with_another_runs_stage_is_tampered_with(run: Run, report: Report, store: Store) -> None:
+    stages = [
+        stage.model_copy(update={"run_id": "20261121T000000Z-abcdef"}) if stage.stage == "load" else stage
+        for stage in report.stages
+    ]
+    changed = report.model_copy(update={"stages": stages})
+    run.save_report(changed)
+    publish_run(changed, run, store)
+    with pytest.raises(TamperedError, match="its stage load is of run 20261121T000000Z-abcdef"):
+        check_judgement(store, published_run(store, run.id))
 
 
 # --- fetched

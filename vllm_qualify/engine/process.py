@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -52,6 +52,11 @@ class RunningProcess(Running):
 
     def processes(self) -> tuple[int]:
         return (self.guard_pid,)
+
+    def commands(self) -> tuple[int, ...]:
+        with suppress(OSError, ValueError, KeyError):
+            return (int(json.loads(self.state_file.read_text())["pid"]),)
+        return ()
 
 
 def _is_running(pid: int) -> bool:

@@ -22,6 +22,10 @@ class Running(Frozen, ABC):
     def processes(self) -> Collection[int]:
         """The ids of its first processes on this machine, to sample them with their children. Empty if they are unknown."""
 
+    def commands(self) -> Collection[int]:
+        """The ids of the processes that run its command, without what guards them. Empty if they are unknown."""
+        return self.processes()
+
 
 class Leftover(Frozen):
     """What a killed run left running. `id` is the launcher's own id: a container's or a pod's."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -53,6 +53,7 @@ from vllm_qualify.evidence.lm_eval_worker import (
 )
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, interval_of_means, invalid, share_interval, valid
 from vllm_qualify.evidence.reply_tokens import COUNT, SUM, reply_tokens
+from vllm_qualify.evidence.restarts import Moment, restart_problems
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.evidence.texts import ends_in_loop
 from vllm_qualify.evidence.thinking import REPLIES, read_replies, without_answers
@@ -71,6 +72,12 @@ BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
 TRUNCATED = "truncated_answers"
 # Faults of an answer's text, by the field of an answer that has it.
 FAULTS = {LOOPING: "ends_in_loop", OTHER_SCRIPT: "in_other_script"}
+# A filter that found no answer: the score is no share of right ones, whoever is to blame.
+FOUND_NOTHING = "found an answer in none of the"
+FILTER_REMEDY = (
+    "read a few in the samples; if they are answers, give the gate another filter, or have the prompt ask for the form that "
+    "the filter reads; if they are not, the model or its chat template is broken"
+)
 NO_ANSWERS = "the task compares likelihoods and asks for no answers"
 # vLLM's counter of answered requests, by their finish reason.
 SUCCEEDED, REASON, CUT = "vllm:request_success_total", "finished_reason", "length"
@@ -288,14 +295,16 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     """One measurement per filter and declared score, and those of the answers themselves, from the files of a task's folder.
 
     A question that was asked several times counts with the mean of its answers; an empty one is wrong. All measurements are
-    invalid unless lm-eval's files are complete and nearly every question was answered. `levels` are those of the intervals.
+    invalid unless lm-eval's files are complete and nearly every question was answered, and those of a filter are if it found
+    no answer at all. `levels` are those of the intervals.
     """
     inside = f"{folder.parent.name}/{folder.name}"
     source = f"{inside}/r*-b*"
     try:
         answered = read_answers(folder, task)
         information, look = _looks(folder, task)
-        if problem := _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task):
+        problem = _unanswered(answered.answers, task, folder) or _too_seldom(answered.answers, task)
+        if problem := problem or _restarted(folder, task):
             keys: list[tuple[str, str | None]] = [*answered.keys, *((metric, None) for metric in _of_answers(task))]
             asked = len({answer.question for answer in answered.answers})
             return [invalid(key, problem, source, task=task.name, filter=name, sample_count=asked) for key, name in keys]
@@ -369,6 +378,19 @@ def _of_the_look(answered: Answered, done: list[QuestionBlock], task: TaskPlan) 
     return answered.model_copy(update={"answers": kept}), steps_kept
 
 
+def _restarted(folder: Path, task: TaskPlan) -> str | None:
+    """That the server was started anew while it was asked. Pages that cannot be read, or of other engines, do not tell."""
+    moments = [
+        Moment(f"the {edge} of {step.folder}", page.read_text(errors="replace"))
+        for step in finished(folder, task)
+        for edge, page in (("start", folder / step.folder / BEFORE), ("end", folder / step.folder / AFTER))
+        if page.exists()
+    ]
+    with suppress(*UNUSABLE):
+        return next(iter(restart_problems(moments)), None)
+    return None
+
+
 def _unanswered(answers: list[Answer], task: TaskPlan, folder: Path) -> str | None:
     empty, most = sum(answer.unanswered for answer in answers), task.settings.max_unanswered
     # The limit is a share of all planned questions, so that one empty reply in the first block is not too many.
@@ -391,6 +413,9 @@ def _score(
     by_question: dict[int, list[float]] = {}
     for answer in answered.answers:
         by_question.setdefault(answer.question, []).append(answer.score(f"{metric},{name}"))
+    if all(name in answer.nothing_by for answer in answered.answers):
+        because = f"the filter {name} {FOUND_NOTHING} {len(answered.answers):,} replies: {FILTER_REMEDY}"
+        return invalid(metric, because, source, task=answered.task, filter=name, sample_count=len(by_question))
     means = [math.fsum(scores) / len(scores) for scores in by_question.values()]
     return valid(
         metric,

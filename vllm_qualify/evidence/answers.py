@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from io import StringIO
@@ -33,6 +34,11 @@ STEPS = Memory(files=128)
 CHATS, LONGEST = "/chat/completions", ("max_tokens", "max_gen_toks")
 # The fields of a document that say what a question is about: MMLU has `subject`, MMLU-Pro `category`.
 TOPICS = ("subject", "category", "topic")
+# What lm-eval's filters give for a reply in which they find no answer, and how a target ends that may mean the same: scores can
+# ignore brackets, case and what comes before.
+NOTHING, MEANS_NOTHING = "[invalid]", re.compile(r"invalid\W*\Z", re.IGNORECASE)
+# lm-eval's own score of a text: equal to the target or not.
+EXACT = "exact_match"
 
 
 class QuestionBlock(NamedTuple):
@@ -59,9 +65,10 @@ class Answer(Frozen):
     `length` is that of the reply in characters. `ends_in_loop` and `in_other_script` are faults of its text: see `texts`.
     The three are None if likelihoods were compared; of older runs the faults are, too. `output_tok` are the reply's tokens
     with its thinking, by its own `usage`, and `has_thinking` is whether it has any; both are None if that was not kept, as
-    in older runs. An answer is `unanswered` if its reply was empty, whatever the task made of that. `traced_to` is relative
-    to the task's folder. `start` is the server's start that it comes from, `topic` what the task's own document says that
-    the question is about; if it does not say so, the member of a group that it is of.
+    in older runs. An answer is `unanswered` if its reply was empty, whatever the task made of that. `nothing_by` are the
+    filters that found no answer in the reply; files of older runs name none. `traced_to` is relative to the task's folder.
+    `start` is the server's start that it comes from, `topic` what the task's own document says that the question is about;
+    if it does not say so, the member of a group that it is of.
     """
 
     question: CountOrNone
@@ -78,6 +85,7 @@ class Answer(Frozen):
     ends_in_loop: bool | None = None
     in_other_script: bool | None = None
     unanswered: bool
+    nothing_by: list[str] = []
     traced_to: str
 
     @property
@@ -171,8 +179,8 @@ def read_answers(folder: Path, task: TaskPlan, start: int = 1) -> Answered:
     """The answers of a task from lm-eval's files of its finished steps, all of one start of the server.
 
     Raises one of UNUSABLE unless each filter scored every question of each step once, a question has the same prompt in all
-    repetitions, questions are no copies of others, each hash is that of its content, and lm-eval's own scores are those of its
-    samples; of a group, for each member.
+    repetitions, questions are no copies of others, each hash is that of its content, lm-eval's own scores are those of its
+    samples, and no answer is right that its filter did not find; of a group, for each member.
     """
     reply = TaskReply.model_validate_json((folder / TASK).read_bytes())
     parts = [_read_step(folder, step, task, reply) for step in finished(folder, task, start)]
@@ -310,6 +318,9 @@ def _parse_part(
             _check_tools(row)
     for metric, name in keys:
         _check_score(metric, name, [row for _, row in by_filter[name]], result, where)
+    if EXACT in {metric for metric, _ in keys} and _is_scored_by_target(results["configs"][asked.task]):
+        for _, row in rows:
+            _check_right(row)
     head = _head(results, asked)
     lines = {name: {row["doc_id"]: row for _, row in by_filter[name]} for name in filters}
     answers = [
@@ -422,6 +433,33 @@ def _check_score(metric: str, name: str, rows: list[dict[str, Any]], result: dic
         raise ValueError(f"lm-eval's {metric} of {name} in {where}, {reported}, is not its samples' {mean}")
 
 
+def _is_scored_by_target(config: dict[str, Any]) -> bool:
+    """Whether lm-eval itself compares the filtered answer with the target: a task's own function may score otherwise."""
+    return config["output_type"] == GENERATES and not config.get("process_results")
+
+
+def _check_right(row: dict[str, Any]) -> None:
+    """Check that no answer is right that its filter did not find."""
+    if _finds_nothing(row) and _score(row[EXACT]) > 0:
+        raise ValueError(f"question {row['doc_id']} is right, and {row['filter']} found no answer in its reply")
+
+
+def _finds_nothing(row: dict[str, Any]) -> bool:
+    """Whether a filter found no answer. Where the target is the word for that, it is not known."""
+    found = list(_leaves(row["filtered_resps"]))
+    meant = any(MEANS_NOTHING.search(str(target)) for target in _leaves(row["target"]))
+    return bool(found) and not meant and all(each == NOTHING for each in found)
+
+
+def _leaves(found: object) -> Iterator[object]:
+    """What a filter gave, also if it keeps several replies of a question; or the targets of a question that has several."""
+    if isinstance(found, list):
+        for each in found:
+            yield from _leaves(each)
+    else:
+        yield found
+
+
 def _head(results: dict[str, Any], asked: _Asked) -> Head:
     config = results["configs"][asked.task]
     head = Head(
@@ -471,6 +509,7 @@ def _answer(
         ends_in_loop=None if replies is None else any(map(ends_in_loop, replies)),
         in_other_script=None if replies is None else is_in_other_script("".join(replies), _asked_text(row)),
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
+        nothing_by=list(dict.fromkeys(row["filter"] for _, _, row in scored if _finds_nothing(row))),
         traced_to=f"{step.folder}/{path.name}:{number}",
     )
 

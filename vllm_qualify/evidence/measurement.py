@@ -128,7 +128,8 @@ class EvidenceFile(Frozen):
 class StageEvidence(Frozen):
     """What one stage left: its files, unchanged, and the measurements read from them.
 
-    `taken_from` is the run that measured it, if that was another run with the same inputs.
+    `run_id` is the run that it is a stage of; None in older runs. `taken_from` is the run that measured it, if that was another
+    run with the same inputs.
     """
 
     stage: Stage
@@ -139,6 +140,7 @@ class StageEvidence(Frozen):
     files: list[EvidenceFile] = Field(min_length=1)
     measurements: list[Measurement]
     taken_from: str | None = None
+    run_id: str | None = None
 
 
 def valid(metric: str, value: float, source: str, **others: object) -> Measurement:

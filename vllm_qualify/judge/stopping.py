@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from vllm_qualify.evidence import answers, starts
+from vllm_qualify.evidence import accuracy, answers, starts
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement
 from vllm_qualify.evidence.stages import parse_unfinished
 from vllm_qualify.judge import loads
@@ -41,8 +41,16 @@ def accuracy_decided(plan: CellPlan, evidence: Path, task: TaskPlan) -> bool:
         return False
     # To ask the same questions again would only help a comparison of scores. No question is asked for the anchor alone.
     waiting = [gate for gate in gates if not gate.is_against_anchor]
-    waiting = [gate for gate in waiting if gate.against == "answers"] if _all_were_asked(evidence, task) else waiting
+    if _all_were_asked(evidence, task):
+        waiting = [gate for gate in waiting if gate.against == "answers"]
+    elif any(_may_find(gate, known) for gate in waiting):
+        return False
     return all(is_decided(gate, known) for gate in waiting) or (bool(paired) and knows_enough(plan, evidence, task))
+
+
+def _may_find(gate: Gate, known: Sequence[Measurement]) -> bool:
+    """Whether a gate's filter has found no answer so far: it may find one in a later reply."""
+    return any(accuracy.FOUND_NOTHING in (row.invalid_because or "") for row in measurements_of(gate, known))
 
 
 def _all_were_asked(evidence: Path, task: TaskPlan, times: int = 1) -> bool:

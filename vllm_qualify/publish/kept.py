@@ -109,7 +109,8 @@ def reuse_kept(
         _bring(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
         if not _lacks(plan, stage, measurements):
-            taken = kept.stage.model_copy(update={"measurements": measurements, "taken_from": kept.measured_by})
+            changes = {"measurements": measurements, "run_id": plan.run_id, "taken_from": kept.measured_by}
+            taken = kept.stage.model_copy(update=changes)
             _complete(store, taken, evidence)
             _note(store, plan, taken)
             return taken

@@ -12,7 +12,7 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.as_planned import drafted_otherwise, served_otherwise
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
-from vllm_qualify.evidence.stages import parse
+from vllm_qualify.evidence.stages import UNKEPT, judged_by
 from vllm_qualify.judge.compare import compare, not_established, speedup
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.p_values import with_p_values
@@ -25,7 +25,7 @@ from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, make_report
 from vllm_qualify.runs.brought import check_brought
 from vllm_qualify.runs.folder import Run, start_run
-from vllm_qualify.runs.stored import fetch_evidence
+from vllm_qualify.runs.stored import check_own, fetch_evidence
 
 _QUALIFY_AGAIN = "do not deploy it; qualify the cell again"
 
@@ -39,9 +39,10 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     """Parse the evidence of `run` again and judge it as `plan` says, in a new run with the same evidence.
 
     Raises:
-        HostError: an evidence file is gone, or was changed after it was measured.
+        HostError: an evidence file is gone, was changed after it was measured or was added, or a stage is of another run.
     """
     for stage in run.stages():
+        check_own(run, stage)
         _check_unchanged(run, stage)
     plan = plan.model_copy(update={"run_id": new_run_id()})
     fresh = start_run(plan)
@@ -79,6 +80,9 @@ def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -
 def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judgement, list[StartMeans]]:
     """The judgement by a plan, and what each start showed. Raises StoreError."""
     report = run.report
+    if other := [stage for stage in report.stages if stage.run_id not in (None, report.run_id)]:
+        problem = f"its stage {other[0].stage} is of run {other[0].run_id}"
+        raise TamperedError(problem, _QUALIFY_AGAIN, store.locate(run.report_object.key))
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
@@ -101,7 +105,7 @@ def _served_otherwise(report: Report, plan: CellPlan, evidence: Path) -> str:
 
 
 def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
-    return [stage.model_copy(update={"measurements": parse(stage.stage, plan, evidence)}) for stage in stages]
+    return [judged_by(stage, plan, evidence) for stage in stages]
 
 
 def _difference(reported: Judgement, again: Judgement) -> str:
@@ -165,6 +169,11 @@ def _judged(
 
 
 def _check_unchanged(run: Run, stage: StageEvidence) -> None:
+    known = {file.path for file in stage.files}
+    found = sorted((run.evidence / stage.stage).rglob("*"))
+    here = [path for path in found if path.is_file() and path.suffix != UNKEPT]
+    if added := [path for path in here if path.relative_to(run.evidence).as_posix() not in known]:
+        raise HostError("the stage did not measure this file", "take the file away, or qualify the cell again", str(added[0]))
     for file in stage.files:
         path = run.evidence / file.path
         if not path.is_file() or describe(path, run.evidence) != file:

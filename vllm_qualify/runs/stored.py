@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vllm_qualify.approval.published import PublishedRun, read_run
-from vllm_qualify.errors import StoreError
+from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages import wanted
 from vllm_qualify.publish import kept
@@ -20,6 +20,10 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import DATA_DOCS, Run, lacking, start_run, write_text
 from vllm_qualify.runs.home import runs_folder
 
+# In a run's folder: its finished stages, each by all its inputs.
+KEPT = "kept"
+_NOT_OWN = "put back what the run measured, fetch it from its store (--store), or qualify the cell again"
+
 
 def save_finished(run: Run, stage: StageEvidence) -> None:
     """Save a stage in its run's folder, and note it there by all its inputs, as `kept` does in the store. Raises HostError."""
@@ -28,8 +32,25 @@ def save_finished(run: Run, stage: StageEvidence) -> None:
         write_text(run.folder / _note(run, stage.stage), kept.kept_stage(run.plan, stage).model_dump_json(indent=2))
 
 
+def check_own(run: Run, stage: StageEvidence) -> None:
+    """Check that a stage in the run's folder is the run's own, measured or taken over: it says so, and its note says the same.
+
+    Older stages do not say whose they are. If any stage of the run does, all must.
+
+    Raises:
+        HostError: it is another run's stage, put there by hand, or was changed.
+    """
+    others = {each.run_id for each in run.stages()}
+    if stage.run_id not in (None, run.plan.run_id) or (stage.run_id is None and others != {None}):
+        whose = f"of run {stage.run_id}" if stage.run_id else "of an older run"
+        raise HostError(f"the stage {stage.stage} is {whose}, and this is run {run.plan.run_id}", _NOT_OWN, str(run.folder))
+    notes = [note for path in sorted((run.folder / KEPT).glob(f"{stage.stage}-*.json")) if (note := _noted(path))]
+    if notes and (run.plan.run_id, stage) not in [(note.run_id, note.stage) for note in notes]:
+        raise HostError(f"the stage {stage.stage} is not the one that this run finished", _NOT_OWN, str(run.folder))
+
+
 def _note(run: Run, stage: Stage) -> str:
-    return f"kept/{stage}-{kept.stage_key(stage, run.plan)}.json"
+    return f"{KEPT}/{stage}-{kept.stage_key(stage, run.plan)}.json"
 
 
 def _here(run: Run, stage: Stage) -> Iterator[kept.Reusable]:

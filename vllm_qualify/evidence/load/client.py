@@ -17,12 +17,14 @@ from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.bench_worker import TURNS
 from vllm_qualify.engine.process import Progress
+from vllm_qualify.engine.process_tree import engine_processes
 from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.replay import TRACE, trace_of
 from vllm_qualify.evidence.load.result import BESIDE, RESET
 from vllm_qualify.evidence.load.warm_up import WARM_UP, typical, warm_up_of_both
+from vllm_qualify.evidence.restarts import Processes, processes_path
 from vllm_qualify.recipe.traces.trace import Trace
 from vllm_qualify.recipe.workload import SEEDS, Load
 
@@ -184,9 +186,12 @@ def run_repeat(
     _warm_up(driven, settings, folder / f"warm-up-{number}.log", number)
     _forget_prefixes(server, folder / f"reset-{number}.txt")
     (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
+    before = engine_processes(server.process.commands())
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
     benches.run_command(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
     (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
+    processes = Processes(before=before, after=engine_processes(server.process.commands()))
+    processes_path(folder, number).write_text(processes.model_dump_json())
     return benches.recorded(client, command)
 
 

@@ -24,6 +24,7 @@ from vllm_qualify.evidence.measurement import (
     share_interval,
     valid,
 )
+from vllm_qualify.evidence.restarts import moments_of_repeats, restart_problems
 from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, PEAK_CHUNKS, PER_GPU, PREFIX_HIT_SHARE, TURN_TTFTS, least_requests
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
@@ -136,7 +137,10 @@ def _examined(
         except steady.OverloadError as error:
             reasons = [f"the server does not keep up with {settings.request_rate:g} req/s: {error}: {OVERLOAD_REMEDY}"]
         problems += [f"repeat {repeat.number}: {problem}" for problem in reasons]
-    return steady_states, problems or agreement.repeat_problems(repeats)
+    numbers = [repeat.number for repeat in repeats]
+    return steady_states, (
+        problems or agreement.repeat_problems(repeats) or restart_problems(moments_of_repeats(folder, numbers))
+    )
 
 
 def _turns_problems(folder: Path, count: int) -> list[str]:

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, Totals
-from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.replay import planned_trace
@@ -18,6 +17,7 @@ from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     in_words,
 )
+from vllm_qualify.evidence.restarts import labelled_totals
 from vllm_qualify.evidence.watched import problems as watched_problems
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
 from vllm_qualify.recipe.values import CountOrNone, Frozen, Number, Share
@@ -245,7 +245,7 @@ def _samples_of(folder: Path, number: int) -> tuple[Totals, Totals]:
 
 def counters_of(before: Path, after: Path) -> tuple[tuple[Totals, Totals], Counted]:
     """The counters of two pages: by name and labels, and their totals. Raises one of UNUSABLE."""
-    one, other = (_samples(page.read_text()) for page in (before, after))
+    one, other = (labelled_totals(page.read_text()) for page in (before, after))
     return (one, other), Counted(_totals(one), _totals(other))
 
 
@@ -255,15 +255,6 @@ def _was_emptied(reset: Path) -> bool:
         return reset.read_text().split() == [RESET, "200"]
     except (OSError, ValueError):
         return False
-
-
-def _samples(text: str) -> Totals:
-    """A page's counters by name and labels."""
-    return {
-        f"{sample.name}{{{sorted(sample.labels.items())}}}": sample.value
-        for sample in samples_of(text, lambda line: "_total" in line)
-        if sample.name.endswith("_total")
-    }
 
 
 def _totals(samples: Totals) -> Totals:

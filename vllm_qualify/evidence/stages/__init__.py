@@ -10,7 +10,7 @@ from vllm_qualify.evidence.stages.serve import idle_gpus, serve_stage, warm_star
 from vllm_qualify.evidence.stages.smoke import smoke_stage
 from vllm_qualify.evidence.stages.soak import soak_stage
 from vllm_qualify.evidence.stages.speculation import servers_in_turn, speculation_in_turn, speculation_stage, why_not_compared
-from vllm_qualify.evidence.stages.stage import MACHINE, StageKind, stage_folder, start_s
+from vllm_qualify.evidence.stages.stage import MACHINE, UNKEPT, StageKind, stage_folder, start_s
 from vllm_qualify.evidence.stages.starts import (
     begin_start,
     end_start,
@@ -20,11 +20,21 @@ from vllm_qualify.evidence.stages.starts import (
     starts_stage,
 )
 from vllm_qualify.evidence.stages.sweep import sweep_plan, sweep_stage
-from vllm_qualify.evidence.stages.table import TABLE, longest_s, on_the_server, parse, parse_unfinished, taken_over, wanted
+from vllm_qualify.evidence.stages.table import (
+    TABLE,
+    judged_by,
+    longest_s,
+    on_the_server,
+    parse,
+    parse_unfinished,
+    taken_over,
+    wanted,
+)
 
 __all__ = [
     "MACHINE",
     "TABLE",
+    "UNKEPT",
     "AskingLimits",
     "StageKind",
     "accuracy_stage",
@@ -36,6 +46,7 @@ __all__ = [
     "fit_result",
     "fit_stage",
     "idle_gpus",
+    "judged_by",
     "likelihood_stage",
     "load_stage",
     "loads_of",

@@ -18,6 +18,8 @@ from vllm_qualify.secrets import redact_files
 
 Commands = list[list[str]]
 MACHINE = "machine.json"
+# How the names of files end that are no evidence.
+UNKEPT = ".state"
 # Fields of a server's plan that do not determine what is measured: where the server is, and how long its start may take.
 NOT_OF_THE_SERVER = {"engine", "gpus", "startup_timeout_s"}
 # In addition to the recipe's startup_timeout_s: up to ten minutes for the drift check, and the time to stop the server.
@@ -80,7 +82,7 @@ class StageKind:
         with writing(self.name):
             machine = read_machine(plan.server.engine, plan.cell.gpu_type)
             (folder / MACHINE).write_text(machine.model_dump_json(indent=2))
-        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".state")
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != UNKEPT)
         return StageEvidence(
             stage=self.name,
             started_at=started_at,
@@ -89,6 +91,7 @@ class StageKind:
             tools=tools,
             files=[describe(path, evidence) for path in files],
             measurements=self.measurements(plan, evidence),
+            run_id=plan.run_id,
         )
 
     def measurements(self, plan: CellPlan, evidence: Path) -> list[Measurement]:

@@ -58,4 +58,10 @@ def taken_over(stage: Stage, plan: CellPlan, evidence: Path, other: Path, finish
     (theirs,) = (each for each in finished if each.stage == stage)
     with writing(stage):
         shutil.copytree(other / stage, evidence / stage)
-    return theirs.model_copy(update={"measurements": parse(stage, plan, evidence)})
+    return judged_by(theirs, plan, evidence)
+
+
+def judged_by(stage: StageEvidence, plan: CellPlan, evidence: Path) -> StageEvidence:
+    """The stage as that of the plan's run: its files were copied into `evidence`, and are parsed by the plan."""
+    measurements = parse(stage.stage, plan, evidence)
+    return stage.model_copy(update={"measurements": measurements, "run_id": plan.run_id})
