@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 MOST_FROM_HISTORY = 10.0
 # The chance, on each side, with which a comparison's starts are taken to be unlike its history though they are not.
 UNLIKE = 0.1
+# Starts that differ by so many times what is assumed are told of: few of them show that badly.
+RESTLESS = 3.0
 # Points at which a variance's distribution is taken. More lie where it is large.
 POINTS = 80
 
@@ -92,6 +94,11 @@ class Spread(NamedTuple):
 
     variances: Array
     chances: Array
+
+    @property
+    def deviation(self) -> float:
+        """The deviation of starts by their mean variance."""
+        return float(np.sqrt(self.variances @ self.chances))
 
     def reach(self, alpha: float, variance: float, weight: float) -> float:
         """How far an error exceeds 0 with the chance `alpha`: of a known variance, and `weight` times that of starts."""

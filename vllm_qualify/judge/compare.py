@@ -363,7 +363,8 @@ def _not_in_loss(plan: CellPlan, gate: Gate, task: TaskPlan, difference: paired.
     """
     of_starts = [] if gate.label in _known(plan).starts else _of_few(plan, *started)
     if STARTS not in of_starts:
-        return of_starts
+        deviation = difference.restless if max(started) > starts.FIRST else None
+        return [*of_starts, *([restless_words(f"{100 * deviation:.1f} points")] if deviation else [])]
     is_sampled = task.sampling is not None and not task.sampling.is_greedy
     return [*of_starts, *([SAMPLES] if is_sampled else []), *([] if difference.together else [TOGETHER])]
 
@@ -447,6 +448,12 @@ def _looked(gate: Gate, plan: CellPlan, evidence: Path, task: TaskPlan) -> tuple
 def _is_over_starts(plan: CellPlan, gate: Gate, theirs: paired.Answers) -> bool:
     """Whether what differs between starts is in a comparison of answers. If each build is started once, it is not, and said."""
     return plan.starts > starts.FIRST or len(theirs.starts.shifts) > 1 or gate.label in _known(plan).starts
+
+
+def restless_words(deviation: str) -> str:
+    """What an interval lacks of starts that differ by so much."""
+    by = f"that is about {deviation}, far more than is assumed, and so few show it badly"
+    return f"all of what starts of this server differ by: {by}"
 
 
 def _starts_of(answered: Answered) -> int:
@@ -585,7 +592,7 @@ def _worsening(
         sample_count=sum(row.sample_count for row in (*ours, *theirs)),
         interval=loads.look(compared, ours_together, theirs_together, left_out).interval,
         ended_because=ours[0].ended_because or _no_time(plan, evidence, len(starts.further(evidence)) + starts.FIRST + 1),
-        not_in_interval=_not_known(plan, compared.known, ours_together, theirs_together),
+        not_in_interval=_not_known(gate, plan, compared.known, ours_together, theirs_together),
         is_history=plan.beside is None,
         traced_to=[path for row in (*ours, *theirs) for path in row.traced_to],
         **about,
@@ -696,9 +703,11 @@ def _by_history(known: Iterable[Between | None]) -> str:
     return f"; how much starts differ, by {runs} approved run{'' if runs == 1 else 's'} too" if runs else ""
 
 
-def _not_known(plan: CellPlan, known: EarlierRuns, ours: Repeats, theirs: Repeats) -> list[str]:
+def _not_known(gate: Gate, plan: CellPlan, known: EarlierRuns, ours: Repeats, theirs: Repeats) -> list[str]:
     """The sources of noise that the interval lacks."""
     days = [DAYS] if plan.beside is None and known.days is None else []
+    if plan.starts > starts.FIRST and (deviation := loads.restless(load_plan(gate, plan), ours, theirs)):
+        days.append(restless_words(f"{deviation:.1%}"))
     theirs_alone = starts.FIRST if plan.beside else len(theirs.starts)
     return days if known.starts or known.days else [*_of_few(plan, len(ours.starts), theirs_alone), *days]
 

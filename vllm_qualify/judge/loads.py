@@ -8,6 +8,7 @@ from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.measurement import Interval, geometric_mean
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
 from vllm_qualify.judge import paired, relative, steadiness
+from vllm_qualify.judge.between import OF_LOADS
 from vllm_qualify.judge.relative import NOTHING, Difference, EarlierRuns
 from vllm_qualify.recipe.metrics import Direction
 
@@ -102,6 +103,16 @@ def _difference(plan: LoadPlan, ours: Repeats, theirs: Repeats, *, over_starts: 
         return relative.of_pairs(ours.values, beside.values, plan.direction, started, plan.known)
     starts = (ours.started, theirs.started) if over_starts else None
     return relative.of_builds(ours.values, theirs.values, plan.direction, plan.known, starts)
+
+
+def restless(plan: LoadPlan, ours: Repeats, theirs: Repeats) -> float | None:
+    """By how much starts differ, in turns pairs of them, as a share of the time; None if it is not far more than is assumed."""
+    if plan.in_turns:
+        ratios = relative.log_ratios(ours.values, theirs.values, plan.direction)
+        builds, assumed = [relative.build_of([math.exp(ratio) for ratio in ratios], ours.started)], relative.OF_PAIRS
+    else:
+        builds, assumed = [relative.build_of(build.values, build.started) for build in (ours, theirs)], OF_LOADS
+    return relative.restless(builds, assumed, plan.known.starts)
 
 
 def is_noisy(plan: LoadPlan, ours: Repeats, theirs: Repeats) -> bool:

@@ -19,7 +19,7 @@ from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
-from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Between, Spread, StartMean, spread
+from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, RESTLESS, Between, Spread, StartMean, spread
 from vllm_qualify.judge.together import ONE_REPETITION, Part, Repeated, pooled, repeated
 
 Counts = NDArray[np.int64]
@@ -185,6 +185,11 @@ class Loss(NamedTuple):
     spread: Spread
     weight: float
     together: Part | None = None
+
+    @property
+    def restless(self) -> float | None:
+        """The deviation of starts, None if it is not RESTLESS times what is assumed."""
+        return self.spread.deviation if self.spread.deviation > RESTLESS * OF_ANSWERS.scale else None
 
     def reach(self, alpha: float) -> float:
         """How far the true loss lies above the value, or below it, with the chance `alpha`."""

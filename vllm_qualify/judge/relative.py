@@ -14,11 +14,13 @@ from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.between import (
     MOST_FROM_HISTORY,
     OF_LOADS,
+    RESTLESS,
     Assumed,
     Between,
     StartMean,
     likely,
     reach,
+    spread,
     weighed_spread,
 )
 from vllm_qualify.recipe.metrics import Direction
@@ -211,6 +213,12 @@ class Build(NamedTuple):
         return [StartMean(fmean(group), noise / len(group)) for group in self.groups]
 
 
+def build_of(values: Sequence[float], starts: Sequence[int]) -> Build:
+    """A build of repeats, by their logarithms. Raises ValueError if a repeat is 0."""
+    _check_positive(values)
+    return Build(_by_start([math.log(value) for value in values], starts))
+
+
 def _by_start(values: Sequence[float], starts: Sequence[int]) -> list[list[float]]:
     return [[value for value, of in zip(values, starts, strict=True) if of == start] for start in dict.fromkeys(starts)]
 
@@ -238,6 +246,15 @@ def _off_by_starts(builds: Sequence[Build], assumed: Assumed, history: Between |
     likelihoods = np.exp(np.array(logs) - max(logs))
     together = np.concatenate([each * likelihood for each, likelihood in zip(chances, likelihoods, strict=True)])
     return lambda alpha: reach(alpha, np.concatenate(variances), together / together.sum())
+
+
+def restless(builds: Sequence[Build], assumed: Assumed, history: Between | None) -> float | None:
+    """The deviation of starts, in logarithms; None if it is not RESTLESS times what is assumed, or with one start of each."""
+    if all(len(build.groups) == 1 for build in builds):
+        return None
+    means = [build.start_means(build.noise if build.freedom else 0.0) for build in builds]
+    found = spread(assumed, means, history).deviation
+    return found if found > RESTLESS * assumed.scale else None
 
 
 def _noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...], float]]:
