@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from pydantic import SerializeAsAny
 
 from vllm_qualify.engine import bench_worker
-from vllm_qualify.engine.bench_worker import MARK
+from vllm_qualify.engine.bench_worker import MARK, tokens_name
 from vllm_qualify.engine.clock import handed_over
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import PROGRESS, Progress, await_result, tail, text_of
@@ -68,8 +68,8 @@ def run_command(
 ) -> None:
     """Run a command, `vllm bench serve …`, to its end. `log` gets what it printed.
 
-    Afterwards the file `result` of its `results_folder`, and `client-….json` with what the client used, are beside `log`.
-    Neither is without a `result`.
+    Afterwards the file `result` of its `results_folder`, `tokens-….json` with the tokens of its texts, and `client-….json` with
+    what the client used, are beside `log`. None is without a `result`.
 
     Raises:
         HostError: it failed, took longer than `time_limit_s`, or Docker Engine went away.
@@ -85,8 +85,8 @@ def run_command(
         return
     with writing(str(log)):
         log.with_name(f"client-{log.stem.rpartition('-')[2]}.json").write_text(done)
-    from_there = f"{results_folder(bench)}/{result}"
-    launcher_of(bench.client).fetch(bench.client, from_there, log.with_name(result), place)
+    for file in (result, tokens_name(result)):
+        launcher_of(bench.client).fetch(bench.client, f"{results_folder(bench)}/{file}", log.with_name(file), place)
 
 
 def prepare_commands(bench: Bench, commands: Iterable[list[str]]) -> None:

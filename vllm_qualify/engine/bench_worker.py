@@ -8,6 +8,9 @@ were drawn before. As soon as a command fails, it ends with an exit code other t
 `NAME.ahead` has the arguments of several later commands. While it has no order, it makes their prompts, in this order. The next
 such file replaces the list, even if it has no commands. When it has read the file, it prints MARK and NAME.
 
+After a command whose result has the replies' texts, it counts the tokens of each, with the command's own tokenizer, into a file
+beside the result. The clock of the command, and the samples of its client, have ended by then.
+
 With `--metadata turns=N` the requests are chats of N turns: the next turn is sent when the reply has come, and has it. Bench
 sends and times each request as ever; only the messages in it are put together here (`_Turns`).
 
@@ -17,6 +20,7 @@ if the machine's clock is set meanwhile.
 
 import asyncio
 import dis
+import hashlib
 import json
 import os
 import random
@@ -57,12 +61,35 @@ def main(letter_box: Path, offset_s: float) -> None:
             arguments, watch = json.loads(path.read_text()), Watch(offset_s)
             prompts.begin(arguments)
             run(arguments)
-            _say(f"\n{MARK} {path.stem} {json.dumps(watch.ended() | {'drawn_before': prompts.drawn_before})}")
+            used = watch.ended()
+            count_texts(arguments, prompts.tokenizer)
+            _say(f"\n{MARK} {path.stem} {json.dumps(used | {'drawn_before': prompts.drawn_before})}")
         if arguments := prompts.next():
             prompts.make(arguments, run)
         else:
             # Orders are files, since a command in a container has no standard input.
             time.sleep(POLL_S)
+
+
+def count_texts(arguments: list[str], tokenizer: Any) -> None:
+    """Write how many tokens the text of each reply of a saved result has, as it is, and the hash of these texts."""
+    if "--save-detailed" not in arguments:
+        return
+    folder, name = (arguments[arguments.index(option) + 1] for option in ("--result-dir", "--result-filename"))
+    texts = json.loads(Path(folder, name).read_text()).get("generated_texts", [])
+    counted: dict[str, object] = {"texts_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
+    try:
+        # Half of a pair of UTF-16 is no text to a tokenizer.
+        whole = [text.encode(errors="replace").decode() for text in texts]
+        counted["tokens"] = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in whole]
+    except Exception as error:
+        counted["why_not"] = f"{type(error).__name__}: {error}"[:200]
+    Path(folder, tokens_name(name)).write_text(json.dumps(counted))
+
+
+def tokens_name(result: str) -> str:
+    """The name of the file with the tokens of a result's texts."""
+    return f"tokens-{result.removeprefix('bench-')}"
 
 
 def _new(letter_box: Path, names: str, taken: set[Path]) -> Iterator[Path]:
@@ -107,6 +134,8 @@ class _Prompts:
         self._running, self._is_ahead = "", False
         # Of the last command, the share of its random prompts that begin as one drawn before, and all beginnings so far.
         self.drawn_before = 0.0
+        # That of the last command; this version may take it from elsewhere.
+        self.tokenizer: Any = None
         self._drawn: set[tuple[str, str]] = set()
         # What a command with turns has replaced, until the next one.
         self._functions: dict[str, Any] = {}
@@ -118,7 +147,13 @@ class _Prompts:
             _say("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
         if _asks_for(serve, "get_tokenizer"):
             # Loading a large tokenizer again for each command takes a second.
-            serve.get_tokenizer = lru_cache(maxsize=1)(serve.get_tokenizer)
+            self._tokenizer_of = lru_cache(maxsize=1)(serve.get_tokenizer)
+            serve.get_tokenizer = self._get_tokenizer
+
+    def _get_tokenizer(self, *names: Any, **options: Any) -> Any:
+        """Replaces vLLM's function, from which a command gets its tokenizer."""
+        self.tokenizer = self._tokenizer_of(*names, **options)
+        return self.tokenizer
 
     def begin(self, arguments: list[str], *, is_ahead: bool = False) -> None:
         """Note the arguments of the command that runs next."""

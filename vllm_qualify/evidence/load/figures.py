@@ -11,6 +11,7 @@ from vllm_qualify.evidence.load.ended import end_of
 from vllm_qualify.evidence.load.problems import hit_share, problems_of
 from vllm_qualify.evidence.load.repeats import interval_over_looks
 from vllm_qualify.evidence.load.result import BESIDE, KEYS, Repeat, Steady, count_of, key_of, peak_chunks, read_repeat
+from vllm_qualify.evidence.load.told import untold
 from vllm_qualify.evidence.load.warmed import warm_up_problems
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
@@ -96,6 +97,8 @@ def parse_load(
             source += f" without the first: {problem}"
         if any(each.rebuilt for each in steady_states):
             source += ", the requests' start times from their latencies"
+        if why_not_told := next(filter(None, (untold(folder, each.number, kind, arguments or {}) for each in repeats)), ""):
+            source += f", {why_not_told}"
         source += WHOLE if settings.window == "whole" else ""
         over, because = OverLooks(levels, settings.looks, count, count - len(repeats)), ended.because if ended else None
         measured = [_measurement(name, repeats, steady_states, over, source, gpus) for name in _names(settings, repeats, gpus)]

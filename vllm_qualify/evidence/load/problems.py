@@ -13,6 +13,7 @@ from vllm_qualify.evidence.load import agreement, steady
 from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.replay import planned_trace
 from vllm_qualify.evidence.load.result import BESIDE, RESET, Repeat, count_of
+from vllm_qualify.evidence.load.told import told_problems
 from vllm_qualify.evidence.measurement import (
     UNUSABLE,
     in_words,
@@ -92,6 +93,7 @@ def problems_of(
     asked = Asked(settings, model, rate, planned_trace(folder, settings))
     return [
         *(request_problems(repeat.about, settings) or _disagreements(repeat, asked, kind, arguments)),
+        *([] if request_problems(repeat.about, settings) else told_problems(folder, repeat, settings, kind, arguments)),
         *_server_problems(folder, repeat, settings, kind, arguments),
         *_problems_meanwhile(folder, repeat, settings, kind, at_once, watched),
     ]
