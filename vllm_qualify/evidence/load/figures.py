@@ -67,6 +67,7 @@ def parse_load(
     model: str | None = None,
     gpus: int = 0,
     warmed: bool = False,
+    one_start: bool = True,
 ) -> list[Measurement]:
     """One measurement per load metric, over the steady state of every repeat. All are invalid if any repeat is.
 
@@ -76,7 +77,8 @@ def parse_load(
     feature that a server does not count must be switched off. `watched` is the folder with what was watched of the server, None
     if nothing was. `model` is the name that the server serves it by; None leaves the file's own unchecked.
     `gpus` is how many the server has; 0 on a CPU, whose throughput has no share for each. With `warmed`, the load counts only
-    if the server was warmed up like the one that it ran in turns with.
+    if the server was warmed up like the one that it ran in turns with. All repeats must be of `one_start` of it, unless it was
+    started for some of them, and again for the others.
 
     If the budget ended a load before the first look, its values have no interval.
     """
@@ -88,6 +90,8 @@ def parse_load(
         ended, why_not = end_of(folder.parent if folder.name == BESIDE else folder, count, settings)
         steady_states, problems = _examined(folder, repeats, settings, kind, arguments or {}, watched, model)
         cold = warm_up_problems(folder, settings, kind, arguments or {}, model) if warmed else []
+        if not problems and one_start:
+            problems = restart_problems(moments_of_repeats(folder, [repeat.number for repeat in repeats]))
         if problems := why_not + _turns_problems(folder, count) + cold + problems:
             hits = [PREFIX_HIT_SHARE] if _shares(folder, settings, repeats, kind) else []
             names = [*_names(settings, repeats, gpus), *hits]
@@ -140,10 +144,7 @@ def _examined(
         except steady.OverloadError as error:
             reasons = [f"the server does not keep up with {settings.request_rate:g} req/s: {error}: {OVERLOAD_REMEDY}"]
         problems += [f"repeat {repeat.number}: {problem}" for problem in reasons]
-    numbers = [repeat.number for repeat in repeats]
-    return steady_states, (
-        problems or agreement.repeat_problems(repeats) or restart_problems(moments_of_repeats(folder, numbers))
-    )
+    return steady_states, problems or agreement.repeat_problems(repeats)
 
 
 def _turns_problems(folder: Path, count: int) -> list[str]:

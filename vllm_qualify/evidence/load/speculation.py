@@ -183,6 +183,10 @@ class Start(NamedTuple):
         return self.repeats.start == 1
 
 
+# The folder of the first server where the two were started in turn.
+FIRST_IN_TURN = "start-1"
+
+
 def starts_in_turn(settings: Load) -> list[Start]:
     """The starts of both servers, in their order. `settings` is the profile's load."""
     end = draft_loads(settings)[PROFILE].repeats + 1
@@ -348,7 +352,9 @@ def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequ
 
 def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
     about = (server.kind, server.arguments, None, server.served_model_name)
-    measurements = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about)
+    # In turn, the server with drafts ran half of its repeats before the other one, and was then started again for the rest.
+    one_start = not (folder / FIRST_IN_TURN).is_dir()
+    measurements = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about, one_start=one_start)
     (rate,) = (measurement for measurement in measurements if measurement.metric == RATE)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
