@@ -1,6 +1,7 @@
-"""`make bench-gates`: its figures can be read, are the same for a seed, and the peers' gates are theirs."""
+"""`make bench-gates`: its plans are the recipes', its worlds are what they say, and the peers' gates are theirs."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,49 +10,145 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from infra.bench import accuracy, answer_worlds, other_worlds, peers, simulation, speed, speed_worlds, worlds
+from infra.bench import accuracy, answer_worlds, former, gates, peers, plans, price, simulation, speed, speed_worlds, worlds
+from infra.bench.answer_worlds import Build, BuildPair
+from infra.bench.ended import Seen, known_from
+from infra.bench.plans import AnswerPlan, RepeatPlan, Task
+from infra.bench.simulation import Rates, Setting
+from infra.bench.speed_worlds import LoadWorld, Machine
 from vllm_qualify.evidence.answers import BLOCKS
+from vllm_qualify.evidence.starts import OF_A_BASELINE
+from vllm_qualify.judge.start_means import StartMeans
 
 HERE = Path(__file__).parent.parent
 QUESTIONS = 1319
 KEYS = {
-    "false_alarm",
-    "undecided",
-    "detected_at_1_5_points",
-    "approved_past_margin",
-    "approved_past_margin_in_10_tries",
-    "approved_no_loss_in_10_tries",
-    "questions_share",
-    "slowdown_detected",
-    "slowdown_false_alarm",
     "worlds",
     "pass_past_margin",
     "fail_no_loss",
-    "caught_1_5_points",
     "undecided_no_loss",
+    "caught_1_5_points",
     "caught_5_percent_slowdown",
+    "price_ratio",
+    "not_kept",
 }
+GSM8K = AnswerPlan(8, (Task(QUESTIONS, 10, 0.0075),), 0.04, 0.0125)
+IN_TURNS = RepeatPlan(8, 3, 10, (0.025, 0.025), 0.04, 0.0125)
+QUIET = LoadWorld(Machine(speed_worlds.normal(1e-4)))
+RATES = Rates(100, 1.0, 0.0, 0.0, 2.0, 2.0, 10.0, 8.0)
 
 
 @pytest.mark.thorough
 def test_the_last_line_has_the_figures() -> None:
     """How good they are is for a run with many releases to say."""
     command = [sys.executable, "-m", "infra.bench.gates", "--runs", "1", "--seed", "7"]
-    messages = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout.splitlines()
+    only = ["--only", "answers: flips 1", "--only", "loads: noise 0.5"]
+    messages = subprocess.run([*command, *only], cwd=HERE, capture_output=True, text=True, check=True).stdout.splitlines()
     figures = json.loads(messages[-1])
     assert figures.keys() == KEYS
-    assert all(value >= 0 for value in figures.values())
-    assert all(
-        any(line.startswith(gate) for line in messages) for gate in (*peers.ACCURACY, *peers.SPEED, "paired", "in turns")
-    )
+    assert figures["worlds"] == 2
+    assert all(any(line.startswith(gate) for line in messages) for gate in (*peers.ACCURACY, "answers: flips", "loads: noise"))
 
 
 @pytest.mark.thorough
-def test_one_seed_gives_the_same_rates_whatever_the_processes() -> None:
-    wanted: list[simulation.Setting] = [accuracy.Setting(250, 0.01, 0.04, 0.02), speed.Setting(0.01, 0.05, 0.025)]
-    first = simulation.simulate(wanted, 130, seed=3, processes=1)
-    assert first == simulation.simulate(wanted, 130, seed=3, processes=2)
-    assert first != simulation.simulate(wanted, 130, seed=4, processes=1)
+def test_one_seed_gives_the_same_releases_whatever_the_processes() -> None:
+    wanted = [Setting("answers", "flips 1 %", 1, 0.015, GSM8K), Setting("loads", "noise 0.5 %", 1, 0.05, IN_TURNS)]
+    first = simulation.simulate(wanted, [60, 4], seed=3, processes=1)
+    again = simulation.simulate(wanted, [60, 4], seed=3, processes=2)
+    assert str(first) == str(again)
+    assert str(first) != str(simulation.simulate(wanted, [60, 4], seed=4, processes=1))
+
+
+def test_there_are_at_least_thirty_worlds_in_every_store() -> None:
+    wanted = simulation.settings()
+    assert len({gates.world_of(setting).partition(", plan")[0] for setting in wanted}) >= 30
+    assert {setting.store for setting in wanted} == {0, 1, 2, 5}
+
+
+def test_the_plans_are_those_of_the_recipes() -> None:
+    """As the README's example and the catalog have them."""
+    readme = [plan for plan, recipe in plans.repeat_plans().items() if recipe == "qwen2.5-7b"]
+    assert [(plan.starts, plan.repeats, plan.most_repeats, plan.margins) for plan in readme] == [(8, 3, 10, (0.025,))]
+    catalog = [plan for plan, recipe in plans.answer_plans().items() if recipe == "gpt-oss-120b"]
+    assert [[(task.questions, task.margin) for task in plan.tasks] for plan in catalog] == [[(1319, 0.0075), (1240, 0.02)]]
+    # Six gates with noise share 5 %.
+    assert catalog[0].false_fail == pytest.approx(0.05 / 6)
+
+
+def test_builds_that_always_answer_alike_are_asked_twice_and_started_twice() -> None:
+    """No answer of either build differs: the candidate passes on its first start, and is started once more."""
+    same = Build(np.repeat([1.0, 0.0], [1200, 119]))
+    ended = accuracy.release(np.random.default_rng(1), GSM8K, [BuildPair(same, same)])
+    assert (ended.verdict, ended.starts, ended.baseline_asked) == ("pass", 2, 4 + OF_A_BASELINE - 1)
+    lost = Build(np.repeat([1.0, 0.0], [1100, 219]))
+    failed = accuracy.release(np.random.default_rng(1), GSM8K, [BuildPair(same, lost)])
+    assert (failed.verdict, failed.starts) == ("fail", 1)
+
+
+def test_a_history_of_equal_starts_makes_one_start_enough() -> None:
+    same = Build(np.repeat([1.0, 0.0], [1200, 119]))
+    seen = [Seen(build=StartMeans(label="score", means=[0.9, 0.9 + 1e-6], noises=[1e-12, 1e-12]))]
+    (known,) = known_from([seen] * 5, 1, one_build=False)
+    assert known.start is not None
+    assert (known.start.freedom, known.start.runs, known.day) == (5, 5, None)
+    assert known.start.variance == pytest.approx(5e-13)
+    ended = accuracy.release(np.random.default_rng(1), GSM8K, [BuildPair(same, same)], [known.start])
+    assert (ended.verdict, ended.starts) == ("pass", 1)
+
+
+def test_quiet_loads_are_decided_by_few_starts_of_few_repeats() -> None:
+    rng = np.random.default_rng(1)
+    same = speed.release(rng, IN_TURNS, QUIET, 0.0)
+    assert (same.verdict, same.asked) == ("pass", 3 + 2 * (same.starts - 1))
+    assert 2 <= same.starts <= 3
+    slower = speed.release(rng, IN_TURNS, QUIET, 0.5)
+    assert (slower.verdict, slower.starts, slower.asked) == ("fail", 1, 3)
+    seen = same.seen[0]
+    assert seen is not None
+    assert seen.pair is not None
+    assert seen.pair.repeats == [3] + [2] * (same.starts - 1)
+
+
+def test_noisy_loads_have_more_repeats_up_to_what_the_plan_allows() -> None:
+    """By 30 % of noise, a margin of 2.5 % needs thousands of repeats."""
+    noisy = LoadWorld(Machine(speed_worlds.normal(0.3)))
+    ended = speed.release(np.random.default_rng(1), IN_TURNS, noisy, 0.0)
+    assert (ended.verdict, ended.starts, ended.asked) == ("inconclusive", 8, 10 + 7 * 5)
+
+
+def test_what_both_sides_of_a_pair_have_cancels() -> None:
+    both = QUIET._replace(shared=0.3)
+    assert speed.release(np.random.default_rng(1), IN_TURNS, both, 0.0).verdict == "pass"
+
+
+def test_the_price_is_that_of_starts_answers_and_repeats() -> None:
+    assert price.of_answers(2, 3 * 1319) == pytest.approx((2 * 54 + 3 * 40) / 60)
+    assert price.of_loads(3, 7, in_turns=True) == pytest.approx((3 * 54 + 7 * 120) / 60)
+    assert price.of_loads(3, 7, in_turns=False) == pytest.approx((3 * 54 + 7 * 60) / 60)
+    # Quiet loads were decided by five repeats, and three more on a second start; slower ones by five alone.
+    rng = np.random.default_rng(1)
+    assert former.minutes_of_loads(rng, IN_TURNS, QUIET, 0.0) == pytest.approx((2 * 54 + 8 * 120) / 60)
+    assert former.minutes_of_loads(rng, IN_TURNS, QUIET, 0.5) == pytest.approx((54 + 5 * 120) / 60)
+
+
+def test_the_worst_row_counts_and_a_world_that_misses_a_promise_is_named() -> None:
+    same, past, twice = (Setting("answers", "a", 0, lost, GSM8K) for lost in (0.0, 0.0076, 0.015))
+    other = Setting("loads", "b", 5, 0.0251, IN_TURNS)
+    results = {
+        same: RATES._replace(passed=0.95, undecided=0.05),
+        past: RATES._replace(passed=0.03, undecided=0.97),
+        twice: RATES._replace(passed=0.0, failed=0.9, undecided=0.1),
+        other: RATES._replace(passed=0.3, undecided=0.7, former=math.nan),
+    }
+    figures = gates.figures(results)
+    assert [figures[name] for name in ("worlds", "pass_past_margin", "undecided_no_loss", "caught_1_5_points")] == [
+        2,
+        0.03,
+        0.05,
+        0.9,
+    ]
+    assert figures["not_kept"] == [{"world": "loads: b", "figure": "pass_past_margin", "store": 5, "value": 0.3}]
+    assert figures["price_ratio"] == 1.25
 
 
 @pytest.mark.parametrize("flips", [0.01, 0.05])
@@ -101,33 +198,18 @@ def test_a_tolerance_of_8_percent_lets_five_points_go() -> None:
     assert np.mean(passed) >= 0.999
 
 
-def test_a_slower_candidate_is_one_that_takes_longer() -> None:
-    ten = peers.one_number(0.10)
-    assert ten(109.0, 100.0)
-    assert not ten(111.0, 100.0)
-
-
-def test_without_early_looks_as_many_answers_are_needed_as_the_rates_say() -> None:
-    """Then the bound at 5 % is as far from no loss as 5 % of releases come."""
-    setting = accuracy.Setting(QUESTIONS, 0.03, 0.0, 0.0075)
-    repetitions = accuracy.fixed_answers(setting, 0.05, 0.05, baseline_repetitions=6)
-    error = np.sqrt(0.015 / QUESTIONS * (1 / 6 + 1 / repetitions))
-    assert error * 2 * stats.norm.isf(0.05) == pytest.approx(0.0075, rel=0.01)
-    assert accuracy.fixed_answers(setting, 0.05, 1e-9, baseline_repetitions=1) == float("inf")
-
-
 def test_looks_are_after_each_block_of_the_products_steps() -> None:
-    looks = accuracy.planned_looks(QUESTIONS, 3)
+    looks = accuracy.planned_looks(Task(QUESTIONS, 3, 0.0075))
     assert len(looks) == 3 * BLOCKS
     assert looks[BLOCKS - 1 :: BLOCKS] == (QUESTIONS, 2 * QUESTIONS, 3 * QUESTIONS)
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.0076, 0.015])
-@pytest.mark.parametrize("world", other_worlds.ANSWERS)
+@pytest.mark.parametrize("world", set(answer_worlds.WORLDS) - {"lost after a fifth"})
 def test_a_world_of_answers_loses_just_what_it_says(world: str, lost: float) -> None:
     rng = np.random.default_rng(1)
     for _ in range(20):
-        baseline, candidate = other_worlds.ANSWERS[world][0](rng, QUESTIONS, lost)
+        baseline, candidate = answer_worlds.WORLDS[world](rng, QUESTIONS, lost)
         # Builds that always answer alike lose whole questions.
         rounded = 0.5 / QUESTIONS if world == "deterministic" else 1e-5
         assert baseline.chance.mean() - candidate.chance.mean() == pytest.approx(lost, abs=rounded)
@@ -135,28 +217,38 @@ def test_a_world_of_answers_loses_just_what_it_says(world: str, lost: float) -> 
             assert ((build.chance > -1e-9) & (build.chance < 1 + 1e-9)).all()
 
 
+def test_a_loss_after_a_fifth_is_that_of_the_first_repetition() -> None:
+    rng = np.random.default_rng(1)
+    baseline, candidate = answer_worlds.WORLDS["lost after a fifth"](rng, QUESTIONS, 0.015)
+    first, before = rng.permutation(QUESTIONS)[: round(0.2 * QUESTIONS)], baseline.chance.mean()
+    means = [candidate.answered(rng, first).mean() for _ in range(2000)]
+    assert before - np.mean(means) == pytest.approx(0.015, abs=0.002)
+
+
 def test_starts_shift_a_build_and_repetitions_shift_topics() -> None:
     rng = np.random.default_rng(1)
-    build = answer_worlds.starts(rng, QUESTIONS, 0.0).baseline
+    build = answer_worlds.starts(answer_worlds.SHIFTED)(rng, QUESTIONS, 0.0).baseline
     means = [build.started(rng).chance.mean() for _ in range(400)]
-    assert np.std(means) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
-    build = answer_worlds.topics_noise(rng, QUESTIONS, 0.0).baseline
+    assert np.std(means) == pytest.approx(answer_worlds.SHIFTED, rel=0.15)
+    build = answer_worlds.topics_noise(named=True)(rng, QUESTIONS, 0.0).baseline
     alone = np.sqrt((build.chance * (1 - build.chance)).sum()) / QUESTIONS
     assert np.std([build.answered(rng).mean() for _ in range(400)]) > 1.15 * alone
 
 
-def test_a_history_of_starts_shows_how_much_they_differ() -> None:
-    rng = np.random.default_rng(1)
-    build = answer_worlds.starts(rng, QUESTIONS, 0.0).baseline
-    between = accuracy.history(rng, build, 200)
-    assert np.sqrt(between.part) == pytest.approx(answer_worlds.BETWEEN_STARTS, rel=0.15)
-    assert (between.freedom, between.runs) == (199, 200)
+@pytest.mark.parametrize(
+    "world", set(speed_worlds.WORLDS) - {"only the candidate warms up", "only the baseline warms up", "slow leak"}
+)
+def test_a_world_of_loads_is_slower_by_just_what_it_says(world: str) -> None:
+    rng, of = np.random.default_rng(1), speed_worlds.WORLDS[world]
+    pairs = [of.start(rng, 10, max(1, of.gates), 0.05) for _ in range(2000)]
+    apart = [float((candidate[0] - baseline[0]).mean()) for candidate, baseline in pairs]
+    assert np.mean(apart) == pytest.approx(math.log(1.05), abs=0.002)
 
 
-@pytest.mark.parametrize("world", speed_worlds.WORLDS)
-def test_a_world_of_loads_has_its_noise_and_no_slowdown_of_its_own(world: str) -> None:
-    rng, machine = np.random.default_rng(1), speed_worlds.WORLDS[world].machine
-    apart = [float((machine.started(rng, 10) - machine.started(rng, 10)).mean()) for _ in range(2000)]
-    assert np.mean(apart) == pytest.approx(0, abs=0.001)
-    repeats = np.concatenate([machine.own(rng, 10) for _ in range(500)])
-    assert repeats.std() == pytest.approx({"neighbours": 0.018, "twelve gates": 0.015}.get(world, 0.01), rel=0.1)
+def test_a_leak_is_its_slowdown_over_ten_repeats_and_a_cold_side_is_slow_at_first() -> None:
+    rng, leak = np.random.default_rng(1), QUIET._replace(leaks=True)
+    candidate, _ = leak.start(rng, 10, 1, 0.05)
+    assert candidate[0].mean() == pytest.approx(math.log(1.05), abs=3e-4)
+    assert candidate[0][-1] == pytest.approx(1.9 * math.log(1.05), abs=1e-3)
+    _, baseline = QUIET._replace(cold=(0.0, 0.06)).start(rng, 10, 1, 0.0)
+    assert baseline[0][:3] == pytest.approx([0.06, 0.06 * math.exp(-0.5), 0.06 * math.exp(-1)], abs=1e-3)

@@ -1,162 +1,203 @@
-"""Simulate accuracy gates: this project's and its peers', on the same made-up builds."""
+"""Simulate a release's answers as a run asks them: its baseline, its starts, its looks, and what the store knows of starts."""
 
 import itertools
-import math
-from bisect import bisect_left as bisect
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
-from infra.bench import peers, worlds
-from infra.bench.answer_worlds import Build
+from infra.bench import price, worlds
+from infra.bench.answer_worlds import FIRST, Build, BuildPair
+from infra.bench.ended import EndedRelease, Seen, worst
+from infra.bench.plans import AnswerPlan, Task
 from vllm_qualify.evidence import answers
-from vllm_qualify.evidence.measurement import Interval, share_interval
-from vllm_qualify.evidence.sequential import Levels, Sides, sides
+from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.starts import OF_A_BASELINE
 from vllm_qualify.judge import paired
 from vllm_qualify.judge.between import Between
-from vllm_qualify.judge.paired import Answers, Record
+from vllm_qualify.judge.paired import Answers, Look, Record
+from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.judge.verdict import Checks, verdict_from
 from vllm_qualify.recipe.gates import Verdict
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy
+from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
-MOST_REPETITIONS = Accuracy(num_questions=1).most_repetitions
-# How far below its reference the absolute gate lets a score of one run be: as TensorRT-LLM's threshold on 1,319 questions.
-ABSOLUTE_MARGIN = 0.032
-
-GateName = str
-
-
-class Setting(NamedTuple):
-    """One row of releases; `lost` and `margin` are shares of the questions."""
-
-    questions: int
-    flips: float
-    lost: float
-    margin: float
-
-
-class EndedRelease(NamedTuple):
-    """One release at one gate: its verdict, the answers of the candidate that were used, and the answers that were allowed."""
-
-    verdict: Verdict
-    asked: int
-    allowed: int
-    baseline_repetitions: int = 1
-    starts: int = 1
-
-
-class AskingRules(NamedTuple):
-    """How answers are asked for: with `restarted` each repetition is on a start of its own. `history` is its GPU type's."""
-
-    restarted: bool = False
-    most: int = MOST_REPETITIONS
-    history: Between | None = None
+# No candidate has so many looks: only the look at the last start that a plan allows ends the comparison whatever is known.
+ENDLESS = 10**6
+LABEL = "score"
 
 
 def release(
-    rng: np.random.Generator, setting: Setting, levels: dict[str, Levels], *, beside_peers: bool
-) -> dict[GateName, EndedRelease]:
-    """Judge one candidate at the paired gate, at each of the named levels; with `beside_peers` also at the gates of one run."""
-    chances = worlds.builds(rng, setting.questions, setting.flips, setting.lost)
-    ended = compared_gates(rng, setting, chances, levels)
-    return ended | _of_one_run(rng, chances, levels) if beside_peers else ended
-
-
-def _of_one_run(
-    rng: np.random.Generator, chances: worlds.ChancePair, levels: dict[str, Levels]
-) -> dict[GateName, EndedRelease]:
-    questions, reference = len(chances.baseline), float(chances.baseline.mean())
-    right = int(worlds.drawn_answers(rng, chances.candidate).sum())
-    verdicts = {f"absolute, {name}": _absolute(right, questions, reference, level) for name, level in levels.items()}
-    verdicts |= {name: "pass" if passes(right, questions, reference) else "fail" for name, passes in peers.ACCURACY.items()}
-    return {gate: EndedRelease(verdict, questions, questions) for gate, verdict in verdicts.items()}
-
-
-def compared_gates(
-    rng: np.random.Generator, setting: Setting, chances: worlds.ChancePair, levels: dict[str, Levels]
-) -> dict[GateName, EndedRelease]:
-    """The paired comparison of builds of one start each, with a new baseline."""
-    asked = AskingRules()
-    baseline = establish(rng, Build(chances.baseline), setting.margin, asked)
-    return against(rng, setting, baseline, Build(chances.candidate), levels, asked)
+    rng: np.random.Generator, plan: AnswerPlan, pairs: Sequence[BuildPair], known: Sequence[Between | None] = ()
+) -> EndedRelease:
+    """One candidate with a new baseline: a pair of builds for each task of the plan, and what is known of each one's starts."""
+    baselines = [establish(rng, plan, task, pair.baseline) for task, pair in zip(plan.tasks, pairs, strict=True)]
+    return against(rng, plan, baselines, [pair.candidate for pair in pairs], known)
 
 
 def against(
-    rng: np.random.Generator, setting: Setting, baseline: Answers, build: Build, levels: dict[str, Levels], asked: AskingRules
-) -> dict[GateName, EndedRelease]:
-    """The paired comparison with a baseline. It ends when it is decided at each of the levels, or knows enough."""
-    planned = planned_looks(setting.questions, asked.most)
-    growing = list[Answers]()
-    more = _growing(rng, build, planned, asked)
-
-    def answers_at_each_look() -> Iterator[Answers]:
-        for number in itertools.count():
-            if number == len(growing):
-                growing.append(next(more))
-            yield growing[number]
-
-    ended = {}
-    for name, level in levels.items():
-        about = (setting.margin, level, len(planned), asked.history)
-        all_looks = paired.looks(baseline, answers_at_each_look(), *about, over_starts=asked.restarted)
-        for look in all_looks:
-            verdict = below(look.interval, setting.margin)
-            if verdict != "inconclusive" or look.is_last:
-                break
-        starts = math.ceil(look.loss.asked / setting.questions) if asked.restarted else 1
-        ended[f"paired, {name}"] = EndedRelease(verdict, look.loss.asked, planned[-1], int(baseline.asked.max()), starts)
-    return ended
-
-
-def establish(rng: np.random.Generator, build: Build, margin: float, asked: AskingRules) -> Answers:
-    """A baseline: all questions LEAST_REPETITIONS times, then again until its repetitions are enough for its own noise."""
-    record = None
-    for repetition, scores in enumerate(_repetitions(rng, build, asked), start=1):
-        order = np.arange(len(scores))
-        record = _added(record, build, order, scores, repetition - 1, asked)
-        if repetition >= LEAST_REPETITIONS:
-            answers = paired.answers_by_question(record)
-            if repetition >= _needed(answers, margin, asked):
-                return answers
-    raise AssertionError("repetitions go on")
+    rng: np.random.Generator,
+    plan: AnswerPlan,
+    baselines: Sequence[Answers],
+    builds: Sequence[Build],
+    known: Sequence[Between | None] = (),
+) -> EndedRelease:
+    """One candidate with a baseline, as `tasks.measure` and `tasks.starts` ask it: see `judge.stopping`."""
+    about = zip(plan.tasks, baselines, builds, known or [None] * len(builds), strict=True)
+    gates = [_Gate(rng, plan, *each) for each in about]
+    for gate in gates:
+        gate.ask_first_start()
+    starts = 1
+    while starts < plan.starts and not any(gate.verdict == "fail" for gate in gates):
+        waiting = [gate for gate in gates if not gate.is_settled]
+        if not waiting:
+            break
+        starts += 1
+        for gate in waiting:
+            gate.ask_another_start()
+    asked = sum(gate.asked / gate.task.questions for gate in gates)
+    before = [int(answers.asked.max()) for answers in baselines]
+    return EndedRelease(
+        verdict=worst([gate.verdict for gate in gates]),
+        starts=starts,
+        asked=asked,
+        minutes=price.of_answers(starts, sum(gate.asked for gate in gates)) + _of_baselines(baselines),
+        baseline_asked=max(before),
+        seen=[gate.seen for gate in gates],
+    )
 
 
-def _needed(baseline: Answers, margin: float, asked: AskingRules) -> int:
-    """As `compare.repetitions_to_establish`."""
-    return min(paired.repetitions_for(margin, baseline.noise, len(baseline.asked)), asked.most)
+def _of_baselines(baselines: Sequence[Answers]) -> float:
+    """Minutes of a baseline; its tasks are asked on the same starts."""
+    starts = max(max(1, len(each.starts.shifts)) for each in baselines)
+    return price.of_answers(starts, sum(int(each.asked.sum()) for each in baselines))
 
 
-def _repetitions(rng: np.random.Generator, build: Build, asked: AskingRules) -> Iterator[worlds.Chances]:
-    """The scores of each repetition."""
-    started = build.started(rng)
-    while True:
-        yield started.answered(rng)
-        started = build.started(rng) if asked.restarted else started
-
-
-def history(rng: np.random.Generator, build: Build, starts: int) -> Between:
-    """What so many starts of a build show of how much they differ, each asked everything twice."""
-    record, order = None, np.arange(len(build.chance))
-    for start in range(starts):
-        started = build.started(rng)
-        for _ in range(2):
-            record = _added(record, build, order, started.answered(rng), start, AskingRules(restarted=True))
+def establish(rng: np.random.Generator, plan: AnswerPlan, task: Task, build: Build) -> Answers:
+    """A baseline: one start until its repetitions are enough for its own noise, and each further start once."""
+    record, started, order = None, build.started(rng), np.arange(task.questions)
+    for repetition in range(task.most_repetitions):
+        record = _added(record, build, order, started.answered(rng), repetition, 0)
+        known = paired.answers_by_question(record)
+        if repetition + 1 >= LEAST_REPETITIONS and repetition + 1 >= _needed(known, task):
+            break
+    for start in range(1, min(plan.starts, OF_A_BASELINE)):
+        record = _added(record, build, order, build.started(rng).answered(rng), repetition + start, start)
     assert record is not None
-    means = paired.answers_by_question(record).start_means
-    shown = float(np.var([each.mean for each in means], ddof=1))
-    return Between(variance=shown, noise=means[0].noise, freedom=starts - 1.0, runs=starts)
+    return paired.answers_by_question(record)
+
+
+def _needed(baseline: Answers, task: Task) -> int:
+    """As `compare.repetitions_to_establish`."""
+    return min(paired.repetitions_for(task.margin, baseline.noise, task.questions), task.most_repetitions)
+
+
+class _Gate:
+    """One task of a candidate under way."""
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        plan: AnswerPlan,
+        task: Task,
+        baseline: Answers,
+        build: Build,
+        known: Between | None,
+    ) -> None:
+        self.task, self.asked, self._starts, self._repetitions = task, 0, 0, 0
+        self._rng, self._plan, self._baseline, self._build, self._known = rng, plan, baseline, build, known
+        self._record: Record | None = None
+        self._growing: list[Answers] = []
+        self._planned = planned_looks(task)
+        most = len(self._planned) if plan.starts == 1 else ENDLESS
+        self._looks = self._all_looks((self._growing[number] for number in itertools.count()), most)
+
+    def ask_first_start(self) -> None:
+        """In blocks, until the gate is decided, or the start can tell no more."""
+        started, self._starts = self._build.started(self._rng), 1
+        for _ in range(self.task.most_repetitions):
+            order = self._rng.permutation(self.task.questions)
+            scores = started.answered(self._rng, self._first(order) if not self._repetitions else None)
+            before = self._repetitions * self.task.questions
+            cuts = [look - before for look in self._planned if before < look < before + self.task.questions]
+            for block in np.split(order, cuts):
+                self._ask(block, scores)
+                if self.verdict != "inconclusive" or self._look.is_last_of_start:
+                    self._repetitions += 1
+                    return
+            self._repetitions += 1
+
+    def ask_another_start(self) -> None:
+        """Every question once."""
+        self._starts += 1
+        order = self._rng.permutation(self.task.questions)
+        self._ask(order, self._build.started(self._rng).answered(self._rng, self._first(order)))
+        self._repetitions += 1
+
+    def _first(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        return order[: round(FIRST * len(order))]
+
+    @property
+    def verdict(self) -> Verdict:
+        return below(self._look.interval, self.task.margin)
+
+    @property
+    def is_settled(self) -> bool:
+        """As `stopping`: by one start nothing is, unless earlier runs show how much starts differ."""
+        if self._starts == 1 and self._known is None:
+            return False
+        return self.verdict != "inconclusive" or self._look.is_last
+
+    @property
+    def seen(self) -> Seen | None:
+        assert self._record is not None
+        means = means_of_starts(self._record)
+        return means and Seen(build=means)
+
+    def _ask(self, block: NDArray[np.int64], scores: worlds.Chances) -> None:
+        self._record = _added(self._record, self._build, block, scores, self._repetitions, self._starts - 1)
+        self.asked += len(block)
+        self._growing.append(paired.answers_by_question(self._record))
+        self._look: Look = next(self._looks)
+        if self._starts == self._plan.starts > 1:
+            *_, self._look = self._all_looks(iter(self._growing), len(self._growing))
+
+    def _all_looks(self, growing: Iterator[Answers], most: int) -> Iterator[Look]:
+        over_starts = self._plan.starts > 1 or len(self._baseline.starts.shifts) > 1 or self._known is not None
+        about = (self.task.margin, self._plan.levels, most, self._known)
+        return paired.looks(self._baseline, growing, *about, over_starts=over_starts)
+
+
+def means_of_starts(record: Record) -> StartMeans | None:
+    """What a run publishes of its starts, as `start_means` makes it of the files; None if its first start shows no noise."""
+    first = np.flatnonzero(record.start == 0)
+    counts = np.bincount(record.question[first])
+    spare = int((counts - 1).clip(0).sum())
+    if not spare:
+        return None
+    sums, squares = (np.bincount(record.question[first], record.score[first] ** power) for power in (1, 2))
+    noise = (float((squares - sums**2 / np.maximum(counts, 1)).sum()) + 0.5) / spare
+    means, noises = [], []
+    for start in range(int(record.start.max()) + 1):
+        rows = np.flatnonzero(record.start == start)
+        asked = np.bincount(record.question[rows])
+        often = asked[asked > 0]
+        means.append(float((np.bincount(record.question[rows], record.score[rows])[asked > 0] / often).mean()))
+        noises.append(noise * float((1 / often).sum()) / len(often) ** 2)
+    return StartMeans(label=LABEL, of="build", means=means, noises=noises)
 
 
 def _added(
-    record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, asked: AskingRules
+    record: Record | None,
+    build: Build,
+    block: NDArray[np.int64],
+    scores: worlds.Chances,
+    repetition: int,
+    start: int,
 ) -> Record:
-    same = np.full(len(block), repetition)
-    start = same if asked.restarted else np.zeros_like(same)
-    new = Record(block, scores[block], same, start, len(scores), build.topics)
+    topics = build.topics if build.named else None
+    new = Record(block, scores[block], *(np.full(len(block), each) for each in (repetition, start)), len(scores), topics)
     if record is None:
         return new
     return new._replace(
@@ -168,61 +209,28 @@ def _added(
 
 
 @cache
-def planned_looks(questions: int, repetitions: int) -> tuple[int, ...]:
-    """The numbers of answers after which the gates are judged."""
-    settings = Accuracy(num_questions=questions)
-    all_steps = answers.steps(settings, questions, repetitions, sequential=True)
+def planned_looks(task: Task) -> tuple[int, ...]:
+    """The numbers of answers of the first start after which the gates are judged."""
+    all_steps = answers.steps(task.settings, task.questions, task.most_repetitions, sequential=True)
     return tuple(itertools.accumulate(len(step.questions) for step in all_steps))
 
 
-def _growing(rng: np.random.Generator, build: Build, planned: Sequence[int], asked: AskingRules) -> Iterator[Answers]:
-    """The candidate's answers at each look: the questions in a random order, a new one in each repetition."""
-    record = None
-    for repetition, scores in enumerate(_repetitions(rng, build, asked)):
-        before, order = repetition * len(scores), rng.permutation(len(scores))
-        cuts = [look - before for look in planned if before < look < before + len(scores)]
-        for block in np.split(order, cuts):
-            record = _added(record, build, block, scores, repetition, asked)
-            yield paired.answers_by_question(record)
-
-
-def below(interval: Interval, bound: float) -> Verdict:
+def below(interval: Interval | None, bound: float) -> Verdict:
     """The product's verdict on a value that may not be above its bound."""
-    return _decided(surely=interval.upper <= bound, maybe=interval.lower <= bound)
+    surely = interval is not None and interval.upper <= bound
+    maybe = interval is not None and interval.lower <= bound
+    known = interval is not None
+    return verdict_from(Checks(present=True, trusted=True, noise_known=known, surely_inside=surely, maybe_inside=maybe))
 
 
-def _absolute(right: int, questions: int, reference: float, levels: Levels) -> Verdict:
-    """The verdict of the absolute gate: bounds for one look, no baseline."""
-    interval, bound = share_interval(right, questions, _once(levels)), reference - ABSOLUTE_MARGIN
-    return _decided(surely=interval.lower >= bound, maybe=interval.upper >= bound)
+class OneStart(NamedTuple):
+    """How a comparison of one start of each build ended: its verdict and its answers."""
+
+    verdict: Verdict
+    asked: int
 
 
-@cache
-def _once(levels: Levels) -> Sides:
-    return sides("higher", levels, [1.0], 0)
-
-
-def _decided(*, surely: bool, maybe: bool) -> Verdict:
-    return verdict_from(Checks(present=True, trusted=True, noise_known=True, surely_inside=surely, maybe_inside=maybe))
-
-
-def fixed_answers(setting: Setting, wrong_pass: float, undecided: float, baseline_repetitions: int) -> float:
-    """How many answers to each question a candidate needs for the two error rates, without early looks.
-
-    `undecided` is the rate among releases without a loss. The result is infinite if the baseline has too few repetitions to
-    reach the rates.
-    """
-    error = setting.margin / float(stats.norm.isf(wrong_pass) + stats.norm.isf(undecided))
-    wanted = error**2 * setting.questions / (setting.flips / 2)
-    most = 1000 * setting.questions
-    enough = bisect(range(1, most), -wanted, key=lambda asked: -1 / _known(asked, setting, baseline_repetitions)) + 1
-    return enough / setting.questions if enough < most else math.inf
-
-
-def _known(asked: int, setting: Setting, baseline_repetitions: int) -> float:
-    """One over the loss's variance, in units of one answer's variance divided by the number of questions."""
-    whole, rest = divmod(asked, setting.questions)
-    if not whole:
-        return asked / setting.questions / ((1 + 1 / baseline_repetitions) * (2 - asked / setting.questions))
-    inverse = (rest / (whole + 1) + (setting.questions - rest) / whole) / setting.questions
-    return 1 / (1 / baseline_repetitions + inverse)
+def of_one_start(rng: np.random.Generator, plan: AnswerPlan, pair: BuildPair) -> OneStart:
+    """One task asked as with `starts: 1`."""
+    ended = release(rng, plan._replace(starts=1), [pair])
+    return OneStart(ended.verdict, round(ended.asked * plan.tasks[0].questions))

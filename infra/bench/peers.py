@@ -9,7 +9,6 @@ from collections.abc import Callable
 from scipy import stats
 
 AccuracyGate = Callable[[int, int, float], bool]
-SpeedGate = Callable[[float, float], bool]
 
 # TensorRT-LLM's accuracy_core.py, for gsm8k: z for the chances of a wrong fail and of a wrong pass, SD of one answer in points.
 Z_ALPHA, Z_BETA, SIGMA = float(stats.norm.ppf(0.05)), float(stats.norm.ppf(0.2)), 50.0
@@ -72,19 +71,4 @@ ACCURACY: dict[str, AccuracyGate] = {
     "TensorRT-LLM, hypothesis test": tensorrt_llm,
     "InferenceX, .90": inferencex,
     "tt-inference-server, 5 %": tt_inference_server,
-}
-
-
-def one_number(tolerance: float) -> SpeedGate:
-    """One time against another: it may be at most `tolerance` longer."""
-
-    def passes(candidate: float, baseline: float) -> bool:
-        return candidate <= baseline * (1 + tolerance)
-
-    return passes
-
-
-SPEED: dict[str, SpeedGate] = {
-    "TensorRT-LLM, 10 % on one number": one_number(0.10),
-    "one number against one, 5 %": one_number(0.05),
 }

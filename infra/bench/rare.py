@@ -14,8 +14,9 @@ import numpy as np
 from scipy import special
 
 from infra.bench import worlds
-from infra.bench.accuracy import MOST_REPETITIONS, below, planned_looks
+from infra.bench.accuracy import below, planned_looks
 from infra.bench.answer_worlds import shifted
+from infra.bench.plans import Task
 from infra.bench.worlds import Chances
 from vllm_qualify.evidence.likelihood import per_token
 from vllm_qualify.evidence.sequential import Levels, sides_of
@@ -31,6 +32,8 @@ DRAWS, JUST_PAST, LENGTHS, MASSIVE_NAT = 2000, 1.01, 0.5, 3.0
 SIZES = {"alike": math.inf, "varied": 4.0, "wild": 1.0}
 # --- Answers
 QUESTIONS, MARGIN, PAST, LOST = 1319, 0.0075, 0.0076, 0.015
+MOST_REPETITIONS = 10
+TASK = Task(QUESTIONS, MOST_REPETITIONS, MARGIN)
 TOPICS = 30
 
 
@@ -81,7 +84,7 @@ def released(rng: np.random.Generator, world: TogetherWorld, lost: float) -> Tog
     pair = worlds.builds(rng, QUESTIONS, world.flips, lost)
     order = rng.permutation(QUESTIONS)
     baseline = _baseline(rng, world, pair.baseline[order])
-    planned = planned_looks(QUESTIONS, MOST_REPETITIONS)
+    planned = planned_looks(TASK)
     growing = _growing(rng, world, pair.candidate[order], planned)
     verdict: Verdict = "inconclusive"
     for look in paired.looks(baseline, growing, MARGIN, LEVELS, len(planned), over_starts=False):

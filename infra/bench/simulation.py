@@ -1,170 +1,222 @@
-"""Simulate many made-up releases of each setting, and count how they end at the gates."""
+"""Simulate many made-up releases of each world, in the plans that recipes have, and count how they end."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pool
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from infra.bench import accuracy, other_worlds, speed, tries
-from infra.bench.accuracy import EndedRelease, GateName
-from vllm_qualify.evidence.sequential import Levels, levels_of
-from vllm_qualify.recipe.gates import Gate, gate_of
+from infra.bench import accuracy, answer_worlds, former, plans, speed, speed_worlds
+from infra.bench.answer_worlds import BuildPair
+from infra.bench.ended import EndedRelease, Known, Seen, known_from
+from infra.bench.plans import AnswerPlan, RepeatPlan, Task
+from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
+from vllm_qualify.judge.between import Between
+from vllm_qualify.recipe.gates import Verdict
 
 # How many releases one random generator makes. The results depend on it.
-CHUNK = 100
-# The gates' margins: shares of the questions, and of the time.
-MARGIN, OTHER_MARGINS, MARGIN_OF_250, MARGIN_OF_SPEED = 0.0075, (0.008, 0.007), 0.02, 0.025
-# How much a loss just past the margin is over it.
-PAST, PAST_OF_SPEED = 0.0001, 0.0001
-FLIPS, MIDDLE = (0.01, 0.02, 0.03, 0.05), 0.03
-LOSSES, FEWER_LOSSES = (0.0, 0.005, 0.015, 0.02, 0.03, 0.04, 0.06), (0.0, 0.015, 0.03)
-NOISES, SLOWDOWNS = (0.005, 0.01, 0.03), (0.0, 0.05, 0.10)
-ALONE, RELEASE = "alone", "in a release"
+CHUNK = 50
+# How many earlier runs each chunk draws those that the store has from; how often a run that is not passed is made again.
+EARLIER, AGAIN = 8, 2
+# How much a loss just past the margin is over it, and the largest loss over its margin.
+PAST, TWICE = 0.0001, 2.0
+STORES = (0, 1, 2, 5)
+MOST_TRIES, BASELINES = 10, 5
+TRIED, WORST_OF_BASELINES, SAMPLED = "ten tries", "worst of five baselines", "sampled"
+# The recipe whose plan is taken in every world; the others are simulated in the usual one.
+USUAL_PLAN, USUAL_ANSWERS, USUAL_LOADS = "llama-3.3-70b", "flips 3 %", "noise 1 %"
+# A release that is tried or gated ten times takes so much longer: there are fewer of these.
+SLOW = {TRIED: 0.3, "twelve gates": 0.25}
 
-Setting = accuracy.Setting | speed.Setting | tries.Setting | other_worlds.Setting
-
-
-@lru_cache(maxsize=1)
-def levels_by_gates() -> dict[str, Levels]:
-    """A gate's levels if it is the only gate, and if its release has four gates with noise."""
-    return {ALONE: levels_of(_gates()[:1]), RELEASE: levels_of(_gates())}
+Kind = Literal["answers", "loads"]
 
 
-def _gates() -> list[Gate]:
-    return [
-        gate_of(metric="exact_match", filter="strict-match", minimum=0.878, unit="fraction"),
-        gate_of(metric="exact_match", filter="strict-match", max_loss=MARGIN, unit="fraction"),
-        gate_of(metric="output_throughput_tok_s", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
-        gate_of(metric="tpot_mean_ms", max_worsening=MARGIN_OF_SPEED, unit="fraction"),
-    ]
+class Setting(NamedTuple):
+    """A row of releases: its world, how many approved runs the store has, and what is lost, as a share; the plan is by name."""
+
+    kind: Kind
+    world: str
+    store: int
+    lost: float
+    plan: AnswerPlan | RepeatPlan
 
 
 class Rates(NamedTuple):
-    """How releases ended at one gate. `asked` is in questions or repeats, `share` of those that were allowed.
+    """How so many releases ended. All but shares are means; `former` is the former plan's minutes, NaN if not simulated."""
 
-    `baseline_repetitions` and `starts` are means.
-    """
-
+    releases: int
     passed: float
     failed: float
     undecided: float
-    asked: float
-    share: float
-    baseline_repetitions: float
     starts: float
+    asked: float
+    minutes: float
+    former: float
+
+    def error(self, rate: float) -> float:
+        return math.sqrt(rate * (1 - rate) / self.releases)
 
 
 def settings() -> list[Setting]:
-    slowdowns = (0.0, MARGIN_OF_SPEED + PAST_OF_SPEED, 0.05)
-    others = other_worlds.settings(MARGIN, (0.0, MARGIN + PAST, 0.015), MARGIN_OF_SPEED, slowdowns)
-    return [*_accuracy_settings(), *_speed_settings(), *_settings_of_tries(), *others]
+    return [*_of_answers(), *_of_loads()]
 
 
-def _accuracy_settings() -> list[accuracy.Setting]:
-    whole = [
-        accuracy.Setting(1319, flips, lost, MARGIN)
-        for flips in FLIPS
-        for lost in sorted({*(LOSSES if flips == MIDDLE else FEWER_LOSSES), MARGIN + PAST})
-    ]
-    others = [
-        accuracy.Setting(1319, flips, lost, margin)
-        for margin in OTHER_MARGINS
-        for flips in (MIDDLE, FLIPS[-1])
-        for lost in (0.0, margin + PAST, 0.015)
-    ]
-    few = [
-        accuracy.Setting(250, flips, lost, MARGIN_OF_250)
-        for flips in (MIDDLE, FLIPS[-1])
-        for lost in sorted({*(LOSSES if flips == MIDDLE else FEWER_LOSSES), MARGIN_OF_250 + PAST})
-    ]
-    return [*whole, *others, *few]
+def _of_answers() -> Iterator[Setting]:
+    by_plan = plans.answer_plans()
+    usual = next(plan for plan, recipe in by_plan.items() if recipe == USUAL_PLAN)
+    alone = usual._replace(tasks=usual.tasks[:1])
+    names = [*answer_worlds.WORLDS, TRIED, WORST_OF_BASELINES]
+    for name in names:
+        plan = alone._replace(tasks=(_sampled_task(by_plan),)) if name == SAMPLED else alone
+        yield from _rows("answers", name, plan, plan.tasks[0].margin, STORES)
+    for number, (plan, recipe) in enumerate(by_plan.items(), start=1):
+        yield from _rows("answers", f"{USUAL_ANSWERS}, plan {number}: {recipe}", plan, plan.tasks[0].margin, STORES[:1])
 
 
-def _speed_settings() -> list[speed.Setting]:
-    slowdowns = sorted({*SLOWDOWNS, MARGIN_OF_SPEED + PAST_OF_SPEED})
-    return [speed.Setting(noise, slowdown, MARGIN_OF_SPEED) for noise in NOISES for slowdown in slowdowns]
+def _sampled_task(by_plan: dict[AnswerPlan, str]) -> Task:
+    """The catalog's task of 1,000 questions, which a model that reasons is asked at its own temperature."""
+    return next(task for plan in by_plan for task in plan.tasks if task.questions == 1000)
 
 
-def _settings_of_tries() -> list[tries.Setting]:
-    return [tries.Setting(1319, flips, lost, MARGIN) for flips in (FLIPS[0], FLIPS[-1]) for lost in (0.0, MARGIN + PAST)]
+def _of_loads() -> Iterator[Setting]:
+    by_plan = plans.repeat_plans()
+    usual = next(plan for plan, recipe in by_plan.items() if recipe == USUAL_PLAN)
+    for name, world in speed_worlds.WORLDS.items():
+        gates = world.gates
+        more = usual._replace(margins=usual.margins[:1] * gates, false_fail=FALSE_FAIL_OF_RELEASE / gates) if gates else usual
+        yield from _rows("loads", name, more, usual.margins[0], STORES)
+    for number, (plan, recipe) in enumerate(by_plan.items(), start=1):
+        yield from _rows("loads", f"{USUAL_LOADS}, plan {number}: {recipe}", plan, plan.margins[0], STORES[:1])
 
 
-def _runs_of(setting: Setting, runs: int) -> int:
-    """A release that is tried up to ten times takes ten times as long: there are fewer of them. Of loads as they are measured
-    now there are more: a rate of 95 % then is within 0.7 points (two standard errors), instead of 1.4.
-    """
-    match setting:
-        case tries.Setting():
-            return max(1, runs // 2)
-        case speed.Setting() | other_worlds.OfLoads(before=False):
-            return 4 * runs
-        case _:
-            return runs
+def _rows(kind: Kind, name: str, plan: AnswerPlan | RepeatPlan, margin: float, stores: Sequence[int]) -> Iterator[Setting]:
+    for store in stores:
+        for lost in (0.0, margin + PAST, TWICE * margin):
+            yield Setting(kind, name, store, lost, plan)
+
+
+def runs_of(setting: Setting, runs: int) -> int:
+    return max(1, round(runs * SLOW.get(setting.world, 1.0)))
 
 
 class _Job(NamedTuple):
     setting: Setting
     runs: int
-    seed: tuple[int, int, int]
+    seed: tuple[int, ...]
+
+
+class Outcome(NamedTuple):
+    verdict: Verdict
+    starts: int
+    asked: float
+    minutes: float
+    former: float
 
 
 def simulate(
-    wanted: Sequence[Setting], runs: int, seed: int, processes: int | None = None
-) -> dict[Setting, dict[GateName, Rates]]:
-    """The rates of each setting at every gate; they depend on the settings and their order, `runs` and `seed` alone.
-
-    There is a process for each core, or as many `processes` as are given.
-    """
+    wanted: Sequence[Setting], runs: Sequence[int], seed: int, processes: int | None = None
+) -> dict[Setting, list[Outcome]]:
+    """So many releases of each setting; they depend on the settings, `runs` and `seed` alone."""
     jobs = [
-        _Job(setting, min(CHUNK, wanted_runs - start), (seed, line, start))
-        for line, setting in enumerate(wanted)
-        for wanted_runs in [_runs_of(setting, runs)]
-        for start in range(0, wanted_runs, CHUNK)
+        _Job(setting, min(CHUNK, of_row - start), (seed, line, start))
+        for line, (setting, of_row) in enumerate(zip(wanted, runs, strict=True))
+        for start in range(0, of_row, CHUNK)
     ]
-    outcomes: dict[Setting, list[dict[GateName, EndedRelease]]] = {setting: [] for setting in wanted}
+    outcomes: dict[Setting, list[Outcome]] = {setting: [] for setting in wanted}
     with Pool(processes) as pool:
         for job, releases in zip(jobs, pool.imap(_releases, jobs), strict=True):
             outcomes[job.setting] += releases
-    return {
-        setting: {gate: _rates([one[gate] for one in releases]) for gate in releases[0]}
-        for setting, releases in outcomes.items()
-    }
+    return outcomes
 
 
-def _releases(job: _Job) -> list[dict[GateName, EndedRelease]]:
-    rng, both = np.random.default_rng(job.seed), levels_by_gates()
-    # Peers' gates, and this project's gate as the only one, are simulated at one noise only.
-    beside, of_release = _is_beside_peers(job.setting), {RELEASE: both[RELEASE]}
-    if isinstance(job.setting, speed.Setting):
-        return [speed.release(rng, job.setting, of_release) for _ in range(job.runs)]
-    if isinstance(job.setting, other_worlds.OfAnswers | other_worlds.OfLoads):
-        return [other_worlds.release(rng, job.setting, both[RELEASE], _gates()) for _ in range(job.runs)]
-    if isinstance(job.setting, tries.Setting):
-        return [tries.release(rng, job.setting, _gates()) for _ in range(job.runs)]
-    named = both if beside else of_release
-    return [accuracy.release(rng, job.setting, named, beside_peers=beside) for _ in range(job.runs)]
-
-
-def _is_beside_peers(setting: Setting) -> bool:
-    return isinstance(setting, accuracy.Setting) and setting.flips == MIDDLE and setting.margin not in OTHER_MARGINS
-
-
-def _rates(ended: Sequence[EndedRelease]) -> Rates:
+def rates_of(ended: Sequence[Outcome]) -> Rates:
     def share(verdict: str) -> float:
         return sum(one.verdict == verdict for one in ended) / len(ended)
 
-    def mean(of: Callable[[EndedRelease], float]) -> float:
-        return math.fsum(map(of, ended)) / len(ended)
+    means = (math.fsum(each) / len(ended) for each in list(zip(*ended, strict=True))[1:])
+    return Rates(len(ended), share("pass"), share("fail"), share("inconclusive"), *means)
 
-    return Rates(
-        passed=share("pass"),
-        failed=share("fail"),
-        undecided=share("inconclusive"),
-        asked=mean(lambda one: one.asked),
-        share=mean(lambda one: one.asked / one.allowed),
-        baseline_repetitions=mean(lambda one: one.baseline_repetitions),
-        starts=mean(lambda one: one.starts),
-    )
+
+def _releases(job: _Job) -> list[Outcome]:
+    rng = np.random.default_rng(job.seed)
+    if isinstance(job.setting.plan, AnswerPlan):
+        return list(_of_answers_in(rng, job, job.setting.plan))
+    return list(_of_loads_in(rng, job, job.setting.plan))
+
+
+def _earlier(setting: Setting, make: Callable[[], EndedRelease]) -> list[Sequence[Seen | None]]:
+    """Runs that were approved: those that pass, or the last of AGAIN more."""
+    approved = []
+    for _ in range(min(EARLIER, 2 * setting.store)):
+        for _ in range(1 + AGAIN):
+            ended = make()
+            if ended.verdict == "pass":
+                break
+        approved.append(ended.seen)
+    return approved
+
+
+def _drawn(
+    rng: np.random.Generator, approved: Sequence[Sequence[Seen | None]], store: int, gates: int, *, one_build: bool
+) -> list[Known]:
+    chosen = [approved[number] for number in rng.permutation(len(approved))[:store]]
+    return known_from(chosen, gates, one_build=one_build)
+
+
+def _of_answers_in(rng: np.random.Generator, job: _Job, plan: AnswerPlan) -> Iterator[Outcome]:
+    setting, world = job.setting, _world_of(job.setting.world)
+    approved = _earlier(setting, lambda: accuracy.release(rng, plan, _pairs(rng, plan, world, 0.0)))
+    for _ in range(job.runs):
+        pairs = _pairs(rng, plan, world, setting.lost)
+        known = [each.start for each in _drawn(rng, approved, setting.store, len(plan.tasks), one_build=False)]
+        ended = _ended(rng, setting.world, plan, pairs, known)
+        before = math.nan if setting.store or setting.world == TRIED else former.minutes_of_answers(rng, plan, pairs)
+        yield Outcome(ended.verdict, ended.starts, ended.asked, ended.minutes, before)
+
+
+def _world_of(name: str) -> answer_worlds.World:
+    return answer_worlds.WORLDS.get(name.partition(", ")[0], answer_worlds.WORLDS[USUAL_ANSWERS])
+
+
+def _pairs(rng: np.random.Generator, plan: AnswerPlan, world: answer_worlds.World, lost: float) -> list[BuildPair]:
+    """A pair for each task; only the first task loses anything."""
+    return [world(rng, task.questions, lost if not number else 0.0) for number, task in enumerate(plan.tasks)]
+
+
+def _ended(
+    rng: np.random.Generator, name: str, plan: AnswerPlan, pairs: Sequence[BuildPair], known: Sequence[Between | None]
+) -> EndedRelease:
+    if name == TRIED:
+        return _tried(rng, plan, pairs, known)
+    if name == WORST_OF_BASELINES:
+        (pair,) = pairs
+        several = [accuracy.establish(rng, plan, plan.tasks[0], pair.baseline) for _ in range(BASELINES)]
+        lowest = min(several, key=lambda answers: float(answers.mean.mean()))
+        return accuracy.against(rng, plan, [lowest], [pair.candidate], known)
+    return accuracy.release(rng, plan, pairs, known)
+
+
+def _tried(
+    rng: np.random.Generator, plan: AnswerPlan, pairs: Sequence[BuildPair], known: Sequence[Between | None]
+) -> EndedRelease:
+    """A candidate that is qualified again until it passes, with one baseline; each try has less chance of a wrong pass."""
+    baselines = [accuracy.establish(rng, plan, task, pair.baseline) for task, pair in zip(plan.tasks, pairs, strict=True)]
+    for number in range(MOST_TRIES):
+        level = plan._replace(false_pass=FALSE_PASS / (number + 1) ** 3)
+        ended = accuracy.against(rng, level, baselines, [pair.candidate for pair in pairs], known)
+        if ended.verdict == "pass":
+            break
+    return ended
+
+
+def _of_loads_in(rng: np.random.Generator, job: _Job, plan: RepeatPlan) -> Iterator[Outcome]:
+    setting, name = job.setting, job.setting.world.partition(", plan")[0]
+    world = speed_worlds.WORLDS[name]
+    approved = _earlier(setting, lambda: speed.release(rng, plan, world.before(), 0.0))
+    for _ in range(job.runs):
+        # Runs of one build show how much days differ.
+        known = _drawn(rng, approved, setting.store, len(plan.margins), one_build=world.machine.days > 0)
+        ended = speed.release(rng, plan, world, setting.lost, known)
+        before = math.nan if setting.store else former.minutes_of_loads(rng, plan, world, setting.lost)
+        yield Outcome(ended.verdict, ended.starts, ended.asked, ended.minutes, before)

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from infra.bench.simulation import MARGIN_OF_SPEED, PAST_OF_SPEED, RELEASE, levels_by_gates
-from infra.bench.speed import bounds
 from infra.bench.speed_worlds import KEPT, SLOWED, VISITS, Logs
-from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.evidence.load.repeats import repeat_sides
+from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative, steadiness
 
 REPEATS, FURTHER, STARTS = range(5, 11), 3, 4
+MARGIN_OF_SPEED, PAST_OF_SPEED = 0.025, 0.0001
 PAST = math.log1p(MARGIN_OF_SPEED + PAST_OF_SPEED)
+LEVELS = Levels(false_fail=0.0125)
 Noise = Callable[[np.random.Generator, int], Logs]
 Course = Callable[[Logs], Logs]
 
@@ -68,9 +69,10 @@ class Ended(NamedTuple):
     repeats: int
 
 
-def release(rng: np.random.Generator, setting: Setting, levels: Levels, *, steady: bool) -> Ended:
+def release(rng: np.random.Generator, setting: Setting, *, steady: bool) -> Ended:
     """One candidate at one gate, without a history. Only a sure loss or a trend ends it before the last start."""
-    measured, looks = _measured(rng, setting, REPEATS.stop - 1), dict(bounds(setting.looks, levels))
+    measured = _measured(rng, setting, REPEATS.stop - 1)
+    looks = {count: repeat_sides("lower", LEVELS, setting.looks, count) for count in setting.looks}
     groups: list[list[float]] = []
     verdict = "inconclusive"
     for count in REPEATS:
@@ -84,12 +86,13 @@ def release(rng: np.random.Generator, setting: Setting, levels: Levels, *, stead
     return Ended(verdict, sum(map(len, groups)))
 
 
-def _verdict(groups: list[list[float]], at: relative.Sides, setting: Setting, *, steady: bool) -> str:
+def _verdict(groups: list[list[float]], at: Sides | None, setting: Setting, *, steady: bool) -> str:
     if steady and steadiness.direction_of(groups, setting.looks):
         return "invalid"
+    assert at is not None
     times = [math.exp(each) for group in groups for each in group]
-    starts = [start for start, group in enumerate(groups) for _ in group]
-    interval = relative.in_turns(times, [1.0] * len(times), "lower", at, starts).interval
+    starts = [start for start, group in enumerate(groups) for _ in group] if len(groups) > 1 else None
+    interval = relative.of_pairs(times, [1.0] * len(times), "lower", starts).worsening(at).interval
     ahead = steadiness.leads_to(groups[0], REPEATS.stop - 1) if steady else None
     upper = interval.upper if ahead is None else max(interval.upper, math.expm1(ahead))
     return "pass" if upper <= MARGIN_OF_SPEED else "fail" if interval.lower > MARGIN_OF_SPEED else "inconclusive"
@@ -101,7 +104,6 @@ def _measured(rng: np.random.Generator, setting: Setting, repeats: int) -> list[
 
 
 def main(releases: int, seed: int) -> None:
-    levels = levels_by_gates()[RELEASE]
     settings = [
         Setting(noise, size, course, starts)
         for starts in (1, STARTS)
@@ -114,7 +116,7 @@ def main(releases: int, seed: int) -> None:
         shown = []
         for steady in (False, True):
             rng = np.random.default_rng((seed, line))
-            ended = [release(rng, setting, levels, steady=steady) for _ in range(releases)]
+            ended = [release(rng, setting, steady=steady) for _ in range(releases)]
             rates = [
                 100 * sum(one.verdict == each for one in ended) / releases
                 for each in ("pass", "fail", "invalid", "inconclusive")

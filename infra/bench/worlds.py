@@ -1,4 +1,4 @@
-"""Made-up builds: how likely each answers a question right, and how long its load takes."""
+"""Made-up builds: how likely each answers a question right."""
 
 from typing import NamedTuple
 
@@ -74,17 +74,3 @@ def _moved(rng: np.random.Generator, chance: Chances, order: NDArray[np.int64], 
 def drawn_answers(rng: np.random.Generator, chance: Chances) -> Chances:
     """The scores of one answer to each question."""
     return (rng.random(len(chance)) < chance).astype(float)
-
-
-class Times(NamedTuple):
-    """The times of repeats that were measured in pairs."""
-
-    candidate: list[float]
-    baseline: list[float]
-
-
-def times(rng: np.random.Generator, repeats: int, slowdown: float, noise: float, drift: float) -> Times:
-    """Paired times. `noise` is the standard deviation of a time's logarithm, `drift` that of the part that a pair shares."""
-    common = drift * rng.standard_normal(repeats)
-    candidate, baseline = (np.exp(common + noise * rng.standard_normal(repeats)) for _ in range(2))
-    return Times([float(time) * (1 + slowdown) for time in candidate], [float(time) for time in baseline])

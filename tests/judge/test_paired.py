@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from infra.bench import accuracy, worlds
+from infra.bench import accuracy, answer_worlds, worlds
+from infra.bench.plans import AnswerPlan, Task
 from infra.bench.rare import TOGETHER, released
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides
@@ -316,13 +317,15 @@ def test_a_loss_does_not_depend_on_the_order_of_the_questions(data: st.DataObjec
     assert one.reach(0.05) == pytest.approx(other.reach(0.05), rel=1e-6)
 
 
+ONE_START = AnswerPlan(1, (Task(QUESTIONS, 10, 0.008),), Levels().false_pass, Levels().false_fail)
+
+
 def rates(flips: float, lost: float, runs: int = 300) -> dict[str, float]:
     """How comparisons with a margin of 0.8 points end, and the share of the allowed answers that they took."""
-    rng, setting = np.random.default_rng(1), accuracy.Setting(QUESTIONS, flips, lost, 0.008)
-    chances = (worlds.builds(rng, QUESTIONS, flips, lost) for _ in range(runs))
-    ended = [accuracy.compared_gates(rng, setting, pair, {"one": Levels()})["paired, one"] for pair in chances]
+    rng, world = np.random.default_rng(1), answer_worlds.usual(flips)
+    ended = [accuracy.of_one_start(rng, ONE_START, world(rng, QUESTIONS, lost)) for _ in range(runs)]
     words = [one.verdict for one in ended]
-    share = sum(one.asked / one.allowed for one in ended) / runs
+    share = sum(one.asked for one in ended) / runs / (ONE_START.tasks[0].most_repetitions * QUESTIONS)
     return {word: words.count(word) / runs for word in ("pass", "fail", "inconclusive")} | {"share": share}
 
 
@@ -352,7 +355,6 @@ def test_builds_that_always_answer_alike_are_decided(changed: float) -> None:
     assert asked <= 1.25 * 40 * QUESTIONS
 
 
-def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.EndedRelease:
-    chances = worlds.steady_builds(rng, QUESTIONS, changed, lost)
-    setting = accuracy.Setting(QUESTIONS, 0.0, lost, 0.008)
-    return accuracy.compared_gates(rng, setting, chances, {"one": Levels()})["paired, one"]
+def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.OneStart:
+    builds = map(answer_worlds.Build, worlds.steady_builds(rng, QUESTIONS, changed, lost))
+    return accuracy.of_one_start(rng, ONE_START, answer_worlds.BuildPair(*builds))
