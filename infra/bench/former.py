@@ -1,8 +1,8 @@
-"""The price of the plan that recipes had by default before 0048: two starts, of which the first is measured until it decides.
+"""The price of the plan that recipes had by default before: two starts, of which the first is measured until it decides.
 
 Its first start is asked in blocks, or its load repeated 5 to 10 times, until the comparison without what differs between starts
 is decided or knows enough. Unless the gate fails, the second one is asked every question once, or its load repeated 3 times. A
-baseline is started twice. Only the price is simulated: what its verdicts are worth is in docs/design/0048.
+baseline is started twice (docs/design/0031). Only the price is simulated: its verdicts held none of the promises.
 """
 
 from functools import cache

@@ -1,7 +1,9 @@
 """What a release costs, in minutes of its server.
 
-A start whose caches are full takes 54 s, and 1,319 questions of gsm8k take 40 s: docs/measured.md. A repeat of a load lasts the
-60 s that a recipe's `min_duration_s` asks for, and in turns the baseline's server has as much beside it.
+Costs are stated, for a model of some billion parameters on an H200: a start with full caches takes 54 s (docs/measured.md has
+starts of other sizes), and 1,319 questions of gsm8k take 40 s. A repeat of a load lasts the 60 s of `min_duration_s`; in turns
+the baseline's server has as much beside it. Answers and loads are priced apart, each with its own starts, though a run shares
+them. A candidate pays for its baseline's answers, though later candidates use them too.
 """
 
 START_S, ANSWERS_S, QUESTIONS, REPEAT_S = 54.0, 40.0, 1319, 60.0

@@ -1,6 +1,7 @@
 """Simulate many made-up releases of each world, in the plans that recipes have, and count how they end."""
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pool
 from typing import Literal, NamedTuple
@@ -117,10 +118,10 @@ class Outcome(NamedTuple):
 def simulate(
     wanted: Sequence[Setting], runs: Sequence[int], seed: int, processes: int | None = None
 ) -> dict[Setting, list[Outcome]]:
-    """So many releases of each setting; they depend on the settings, `runs` and `seed` alone."""
+    """So many releases of each setting; each depends on its setting, `runs` and `seed` alone."""
     jobs = [
-        _Job(setting, min(CHUNK, of_row - start), (seed, line, start))
-        for line, (setting, of_row) in enumerate(zip(wanted, runs, strict=True))
+        _Job(setting, min(CHUNK, of_row - start), (seed, zlib.crc32(repr(setting[:4]).encode()), start))
+        for setting, of_row in zip(wanted, runs, strict=True)
         for start in range(0, of_row, CHUNK)
     ]
     outcomes: dict[Setting, list[Outcome]] = {setting: [] for setting in wanted}
