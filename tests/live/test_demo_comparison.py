@@ -142,7 +142,8 @@ def everything(tmp_path: Path) -> Document:
     server = {"enable-tokenizer-info-endpoint": True, "chat-template": "{{ messages[-1]['content'] }}"}
     document["gpu_types"]["cpu"]["server"] |= server
     document["gpu_types"]["cpu"]["starts"] = 2
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] |= {"repeats": 3, "most_repeats": 3}
+    # For most of a second: the client's core is looked at five times a second.
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] |= {"repeats": 3, "most_repeats": 3, "num_prompts": 60}
     return document
 
 
