@@ -142,8 +142,9 @@ def everything(tmp_path: Path) -> Document:
     server = {"enable-tokenizer-info-endpoint": True, "chat-template": "{{ messages[-1]['content'] }}"}
     document["gpu_types"]["cpu"]["server"] |= server
     document["gpu_types"]["cpu"]["starts"] = 2
-    # For most of a second: the client's core is looked at five times a second.
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] |= {"repeats": 3, "most_repeats": 3, "num_prompts": 60}
+    # For most of a second: the client's core is looked at five times a second. So short a load has no steady state.
+    load = {"repeats": 3, "most_repeats": 3, "num_prompts": 60, "window": "whole"}
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] |= load
     return document
 
 
@@ -170,11 +171,13 @@ def test_loads_in_turns_and_tasks_of_every_kind(
     places = {place.rpartition(":")[0] for place in compared.traced_to}
     # on a busy machine the first repeat of one can be far off its others: then the first pair is left out as warm-up
     kept = [
-        {f"load/{folder}bench-{repeat}.json" for folder in ("", "beside/") for repeat in pairs} for pairs in ((1, 2, 3), (2, 3))
+        {f"load/{folder}bench-{repeat}.json" for folder in ("", "beside/") for repeat in pairs}
+        for pairs in ((1, 2, 3), (2, 3), (1, 2))
     ]
     first = {place for place in places if not place.startswith("starts/")}
     again = {place.removeprefix("starts/2/") for place in places - first}
-    assert first in kept
+    assert first in kept[:2]
+    # of a further start there are two, or more where they are noisy
     assert again in kept
     for label in ("acc (choices, none)", "exact_match (chatted, none)"):
         gate = gate_of(report, label)
