@@ -82,7 +82,7 @@ def count_texts(arguments: list[str], tokenizer: Any) -> None:
         # Half of a pair of UTF-16 is no text to a tokenizer.
         whole = [text.encode(errors="replace").decode() for text in texts]
         counted["tokens"] = [len(tokenizer(text, add_special_tokens=False).input_ids) for text in whole]
-    except Exception as error:
+    except Exception as error:  # A tokenizer may raise anything. The reason is evidence, and the parser says it.
         counted["why_not"] = f"{type(error).__name__}: {error}"[:200]
     Path(folder, tokens_name(name)).write_text(json.dumps(counted))
 
