@@ -142,7 +142,7 @@ def everything(tmp_path: Path) -> Document:
     server = {"enable-tokenizer-info-endpoint": True, "chat-template": "{{ messages[-1]['content'] }}"}
     document["gpu_types"]["cpu"]["server"] |= server
     document["gpu_types"]["cpu"]["starts"] = 2
-    # For most of a second: the client's core is looked at five times a second. So short a load has no steady state.
+    # So short a load has no steady state.
     load = {"repeats": 3, "most_repeats": 3, "num_prompts": 60, "window": "whole"}
     document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] |= load
     return document
