@@ -18,7 +18,7 @@ test-quick: export TESTS_IN_MEMORY = true
 demo: setup
 	.venv/bin/vllm-qualify demo
 
-# How often the gates are wrong, and how often other projects' gates are: half an hour on two cores.
+# How often the gates are wrong, and how often other projects' gates are: three quarters of an hour on two cores.
 bench-gates: setup
 	.venv/bin/python -m infra.bench.gates
 

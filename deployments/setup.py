@@ -23,10 +23,11 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import get_current_settings
 
-from tasks.fleet import RELEASE, REQUALIFICATION, TAG
+from tasks.fleet import TAG
 from tasks.outcome import AWAITING, NOT_TO_DEPLOY
 from tasks.releases import NEW_RELEASE
 from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
+from vllm_qualify.runs.request import RELEASE, REQUALIFICATION
 
 FILE = Path(__file__).with_name("prefect.yaml")
 CONTROL, GPU_POOLS = "control", (*POOL_PRODUCTS, "cpu")

@@ -5,20 +5,18 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.qualify import QualifyHost, QualifyRelease
-from tasks.fleet import REQUALIFICATION, start_on_fleet
+from tasks.fleet import start_on_fleet
 from tasks.machine import alone
 from tasks.releases import choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
 from tasks.requalify import approved_cells
 from tasks.tend import lost_runs, restart_lost
-from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import QualifyError
-from vllm_qualify.publish.kept import Reuse
+from vllm_qualify.plan.request import Against, Reuse
 from vllm_qualify.releases.known import Sighting
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Source
-from vllm_qualify.runs.baseline import Against
+from vllm_qualify.releases.source import Source, VersionRule
 from vllm_qualify.runs.home import default_store_url
+from vllm_qualify.runs.request import REQUALIFICATION, QualifyHost, QualifyRelease
 
 
 class Request(BaseModel):
@@ -51,8 +49,7 @@ class Requalify(Request):
     )
     renew_days: int = Field(default=14, ge=0, description="How many days before its end an approval is renewed.")
     reuse: Reuse = Field(
-        default=Reuse(of="all", most_age_days=30),
-        description="The runs whose finished stages are reused if nothing changed.",
+        default=Reuse(of="all", most_age_days=30), description="The runs whose finished stages are reused if nothing changed."
     )
 
 

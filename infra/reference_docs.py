@@ -25,8 +25,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import AfterValidator, BaseModel, JsonValue
 from pydantic.fields import FieldInfo
+from typer.main import get_command
 
-from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
+from vllm_qualify.cli import app
+from vllm_qualify.engine.failure.meanings import MEANINGS
+from vllm_qualify.evidence.sequential import FALSE_FAIL_AT_MARGIN, FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks
 from vllm_qualify.recipe import serving, values
 from vllm_qualify.recipe.contract import CHECKS
@@ -43,6 +46,7 @@ from vllm_qualify.recipe.metrics import (
     least_requests,
 )
 from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.roles import Role
 from vllm_qualify.report.model import REPORT_VERSION, Report
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -151,8 +155,9 @@ OF_GATES = """\
 A gate is a rule over one [metric](metrics.md). How a person reads a verdict is in the [guide](../release-managers.md), how
 gates are judged in [recipes.md](../recipes.md#how-a-gate-is-judged)."""
 OF_CHANCES = f"""\
-A gate whose bound is missed is passed with a chance of at most {FALSE_PASS:.0%}. A release that meets the bounds of all its
-gates is failed with a chance of at most {FALSE_FAIL_OF_RELEASE:.0%}, which its gates with noise share."""
+If a release misses a gate's bound, the gate passes with a chance of at most {FALSE_PASS:.0%}. A release that lost
+nothing and meets the bounds of all its gates is failed with a chance of at most {FALSE_FAIL_OF_RELEASE:.0%}, which its gates
+with noise share. A gate against another run fails with at most {FALSE_FAIL_AT_MARGIN:.0%} if as much was lost as it allows."""
 OF_REPORTS = f"""\
 `vllm-qualify report show RUN --json`, or the `report.json` of a run; this is version {REPORT_VERSION}. A key's name ends with
 its unit. Missing data is null and never 0, and the reason stands beside it. How a person reads a report is in the
@@ -196,10 +201,22 @@ class Address(NamedTuple):
 
 @cache
 def keys(model: Model) -> tuple[Key, ...]:
-    hints, docstrings = get_type_hints(model, include_extras=True), attribute_docstrings(model)
+    hints = {name: _without_role(hint) for name, hint in get_type_hints(model, include_extras=True).items()}
+    classes = [each for each in reversed(model.__mro__) if issubclass(each, BaseModel) and each is not BaseModel]
+    docstrings = {name: below for each in classes for name, below in attribute_docstrings(each).items()}
     return tuple(
         Key(name, hints[name], field, field.description or docstrings.get(name)) for name, field in model.model_fields.items()
     )
+
+
+def _without_role(hint: Any) -> Any:
+    """The type of a setting as it would be without its role, which readers of a recipe need not know."""
+    if get_origin(hint) is not Annotated:
+        return hint
+    base, *others = get_args(hint)
+    kept = [each for each in others if not isinstance(each, Role)]
+    # mypy knows no Annotated that is made while the program runs.
+    return Annotated[(base, *kept)] if kept else base  # type: ignore[return-value]
 
 
 def attribute_docstrings(model: Model) -> dict[str, str]:
@@ -565,11 +582,73 @@ def _inner_section(model: Model) -> Iterator[str]:
     yield heading(address.section, model.__name__)
     if docstring(model):
         yield docstring(model)
-    yield table(["key", "type", "default"], (_typed(key, address) for key in keys(model)))
+    rows = [[*_typed(key, address), " ".join((key.meaning or "").split())] for key in keys(model)]
+    heads = ["key", "type", "default", "meaning"]
+    has_meanings = any(row[-1] for row in rows)
+    yield table(heads, rows) if has_meanings else table(heads[:-1], (row[:-1] for row in rows))
 
 
 def _typed(key: Key, address: Address) -> list[str]:
     return [f"{link_target(address.row(key.name))}`{key.name}`", words(key.hint, key.field.metadata), default(key.field)]
+
+
+EXIT_CODES = """| exit code | meaning |
+|---|---|
+| 0 | passed, or done |
+| 1 | not passed: a gate failed, is inconclusive or invalid. If several cells were qualified, at least one did not pass |
+| 2 | the caller's mistake: the command line, or a recipe that is not valid. Nothing was started |
+| 3 | the world's fault: this machine, the store, a release that does not start, or a vLLM that does not take the recipe |
+| 130, 143 | ended by Ctrl-C or `kill`; the server was stopped first |"""
+TURNS = {"recipe": "the recipe's author", "host": "the operator", "hub": "the hub's side", "release": "the release's owner"}
+
+
+def commands_page() -> str:
+    """All commands with their options, by the command line's own declarations."""
+    return page(
+        "# Commands",
+        "The command is `.venv/bin/vllm-qualify`. `--help` tells the same. An error says who must act, what is wrong, where,"
+        " and the remedy. `verify` and `approved get` have exit codes of their own: [approvals.md](../approvals.md).",
+        EXIT_CODES,
+        *(part for words, command in _commands(get_command(app), []) for part in _command_section(words, command)),
+    )
+
+
+def _commands(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """The commands, each with its name's words."""
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, each in command.commands.items():
+        yield from _commands(each, [*path, name])
+
+
+def _command_section(path: list[str], command: Any) -> Iterator[str]:
+    """A command's own words, and its options as a table."""
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    named = " ".join(["vllm-qualify", *path, *((each.metavar or each.name.upper()) for each in arguments)])
+    yield f"## {' '.join(path)}"
+    yield f"`{named}`: {' '.join((command.help or '').split())}"
+    options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
+    if options:
+        yield table(["option", "meaning"], ([_option(each), " ".join((each.help or "").split())] for each in options))
+
+
+def _option(option: Any) -> str:
+    return ", ".join(f"`{each}`" for each in (*option.opts, *option.secondary_opts))
+
+
+def failures_page() -> str:
+    """The classes of failures, with who must act."""
+    rows = (
+        [f"`{kind}`", TURNS[meaning.turn], "yes" if meaning.retry else "no", meaning.remedy]
+        for kind, meaning in MEANINGS.items()
+    )
+    return page(
+        "# Failures",
+        "A server that does not start, or ends, ends the run with a class, by the lines of its log that tell it. A run's"
+        " `failure.html` has these lines, and the remedy for this very case.",
+        table(["class", "who must act", "may it work if tried again?", "remedy"], rows),
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -577,6 +656,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics": metrics_page,
     "gates": gates_page,
     "report": report_page,
+    "commands": commands_page,
+    "failures": failures_page,
 }
 
 

@@ -11,22 +11,22 @@ from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.confinement import USE_LANDLOCK
-from vllm_qualify.engine.host_checks import check_host
+from vllm_qualify.engine.host import check_host
 from vllm_qualify.engine.hub import Repository, fetch
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines, Launch, find_engines, left_behind, provide, read_machine
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
+from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within_budget
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.code import check_allowed
-from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.runs.baseline import Against, with_baseline
+from vllm_qualify.runs.baseline import with_baseline
 from vllm_qualify.runs.home import engine_cache
 from vllm_qualify.runs.known_starts import with_between
 from vllm_qualify.runs.tries import with_tries
@@ -41,7 +41,7 @@ WEIGHTS_LIMIT_S = 48 * 3600.0
 def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow_code: bool = False) -> Engines:
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_host()
-    check_choice(_allowed(recipe, allow_code), choice, launch)
+    check_choice(_load_allowed(recipe, allow_code), choice, launch)
     prepare(open_store(store))
     return find_engines(launch)
 
@@ -49,10 +49,10 @@ def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow
 @step("code", "look for code in {recipe}")
 def check_code(recipe: str, allow_code: bool) -> None:
     """Raises CallerError if the recipe runs code, and is neither the catalog's nor allowed to."""
-    _allowed(recipe, allow_code)
+    _load_allowed(recipe, allow_code)
 
 
-def _allowed(recipe: str, allow_code: bool) -> LoadedRecipe:
+def _load_allowed(recipe: str, allow_code: bool) -> LoadedRecipe:
     loaded = load_recipe(recipe)
     check_allowed(loaded, allow_code)
     return loaded
@@ -85,7 +85,7 @@ def plan(
 ) -> list[CellPlan]:
     """The plans of the chosen cells here; price and budget replace the recipe's. Raises CallerError, HostError."""
     # Once more: the file may be another one by now.
-    loaded = _allowed(recipe, allow_code)
+    loaded = _load_allowed(recipe, allow_code)
     machine = read_machine(engines.engine, choice.gpu_type)
     costs = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=costs) for cell in plan_cells(loaded, choice, engines, machine)]
@@ -93,9 +93,8 @@ def plan(
         plans = [within_budget(cell, time_budget_s) for cell in plans]
     for cell in plans:
         engine = cell.cell.release.engine
-        get_run_logger().info(
-            f"cell {cell.cell.id} on {KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]}), {machine.id}"
-        )
+        served = f"{KINDS[engine.kind].title} {engine.version} ({engine.digest[:19]})"
+        get_run_logger().info(f"cell {cell.cell.id} on {served}, {machine.id}")
         if owner := unconfined_code(cell):
             get_run_logger().warning(f"{owner} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
     return plans
@@ -105,8 +104,7 @@ def plan(
 def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[CellPlan]:
     """The plans, each with its baseline run, the earlier tries of its release, and what is known of how much starts differ.
 
-    Raises:
-        CallerError, StoreError, TamperedError: as `with_baseline`, `with_tries` and `with_between`.
+    Raises CallerError, StoreError, TamperedError.
     """
     opened, tell = open_store(store), get_run_logger().info
     compared = [with_tries(with_baseline(cell, opened, against, tell), opened, tell) for cell in plans]
@@ -118,9 +116,7 @@ def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
     A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one.
-
-    Raises:
-        CallerError, HostError, HubError: as `hub.fetch` and `check_publisher`.
+    Raises CallerError, HostError, HubError.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
@@ -139,13 +135,11 @@ def asking(plans: list[CellPlan]) -> Iterator[Question]:
     """Ask the engine whether it accepts the cells' configuration, while the block starts a server. The question ends with it.
 
     It is asked before the block in two cases: the answer is already cached, so it costs no time; or a gate is on a start-up
-    time, which the question would make longer.
-
-    Raises:
-        RecipeError, HostError: as `Question.ask`, before the block.
+    time, which the question would make longer. Then it raises RecipeError, HostError as `Question.ask`.
     """
     question = Question(plans, engine_cache())
-    if question.is_kept or any(_is_on_a_start(gate) for cell in plans for gate in cell.judged):
+    metrics = [METRICS[gate.metric] for cell in plans for gate in cell.judged_gates]
+    if question.is_kept or any((metric.stage, metric.unit) == ("serve", "s") for metric in metrics):
         check_drift(question)
         yield question
         return
@@ -162,14 +156,8 @@ def asking(plans: list[CellPlan]) -> Iterator[Question]:
 def check_drift(question: Question) -> None:
     """Check the cells against the engine's own code, without a GPU. It is not tried again: its answer can end a server's start.
 
-    Raises:
-        RecipeError, HostError: as `Question.ask`.
+    Raises RecipeError, HostError as `Question.ask`.
     """
     get_run_logger().info("asking vLLM whether it takes what the recipe says; once for each engine and configuration")
     for each in question.ask():
         get_run_logger().warning(f"not known: {each}")
-
-
-def _is_on_a_start(gate: Gate) -> bool:
-    metric = METRICS[gate.metric]
-    return (metric.stage, metric.unit) == ("serve", "s")

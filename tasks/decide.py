@@ -1,14 +1,11 @@
 """Judge and publish. Tasks pass a run's folder to each other: Prefect inspects every part of a larger parameter."""
 
-from typing import Any
-
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from tasks.step import FILES_LIMIT_S, PATIENT, step
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.markdown import artifact_key, first_screen
-from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.judging import judge_run
 from vllm_qualify.runs.publishing import Published, publish_run
@@ -23,12 +20,7 @@ def judge(run: Run) -> None:
         if gate.expired:
             expired = f"the waiver of {gate.gate.label} by {gate.expired.owner} expired on {gate.expired.expires}"
             get_run_logger().warning(f"{expired}: it is ignored")
-    cell = report.plan.cell.id
-    create_table_artifact(key=artifact_key("verdicts", cell), table=_verdicts(report), description=f"{report.outcome}: {cell}")
-
-
-def _verdicts(report: Report) -> list[dict[str, Any]]:
-    return [
+    verdicts = [
         {
             "verdict": gate.verdict,
             "gate": gate.gate.label,
@@ -41,6 +33,8 @@ def _verdicts(report: Report) -> list[dict[str, Any]]:
         }
         for gate in report.judgement.gates
     ]
+    cell = report.plan.cell.id
+    create_table_artifact(key=artifact_key("verdicts", cell), table=verdicts, description=f"{report.outcome}: {cell}")
 
 
 @step("publish", "publish {run.plan.cell.id}", retries=PATIENT, limit_s=FILES_LIMIT_S)

@@ -17,19 +17,18 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
 from tasks.outcome import HostOutcome, state_of_fleet, was_qualified
-from tasks.patience import patiently
-from tasks.step import step
+from tasks.step import patiently, step
 from tasks.tend import why_lost
-from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import CallerError, HostError, StoreError
 from vllm_qualify.judge.chance import Refusals, refusals
 from vllm_qualify.plan.choice import Choice, commit_of
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
-from vllm_qualify.releases.pinning import pinned
-from vllm_qualify.report.markdown import escaped
-from vllm_qualify.report.refusals import lines
+from vllm_qualify.releases.registry import pin_images
+from vllm_qualify.report.markdown import escape_text
+from vllm_qualify.report.refusals import refusal_lines
 from vllm_qualify.runs.publishing import Published, chances
 
 LOOK_EVERY_S = 5.0
@@ -39,8 +38,6 @@ WAIT_LIMIT_S = 30 * 86400.0
 STARTED_AGAIN_WITHIN = timedelta(minutes=30)
 # The tag of all this project's runs on the fleet.
 TAG = "vllm-qualify"
-# The work queues of a GPU pool. Runs in the first queue go first.
-RELEASE, REQUALIFICATION = "release", "requalification"
 CPU, POOL_OF_GPUS = "cpu", "gpu-"
 
 
@@ -57,7 +54,7 @@ def claim(store: str, release_key: str | None) -> bool:
     opened = open_store(store)
     is_ours = known.claim(opened, release_key, str(flow_run.id), datetime.now(UTC))
     if not is_ours:
-        by = known.claimed(opened, release_key).by
+        by = known.read_claim(opened, release_key).by
         get_run_logger().info(f"flow run {by} handles this release: nothing to do")
     return is_ours
 
@@ -65,7 +62,7 @@ def claim(store: str, release_key: str | None) -> bool:
 @step("resolve")
 def resolve(launch: Launch) -> Launch:
     """The launch with its images by digest, so that all hosts use the same. Raises CallerError, HostError."""
-    return pinned(launch)
+    return pin_images(launch)
 
 
 @step("revision")
@@ -78,16 +75,16 @@ def pin_revision(recipe: str, choice: Choice) -> Choice:
 def start_on_fleet(gpu_type: str, request: dict[str, Any], queue: str) -> UUID:
     """Start `qualify-host` on a GPU type, or find the run that an earlier start of this flow run made; nested in it in the UI.
 
-    Raises:
-        CallerError: the GPU type has no deployment.
+    Raises CallerError if the GPU type has no deployment.
     """
     name = f"qualify-host/{pool_of(gpu_type)}"
+    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
     try:
         started: Any = run_deployment(
             name,
             parameters={"request": request},
             # A restart of this flow run gets the same run.
-            idempotency_key=f"{flow_run.id}:{gpu_type}:{_digest(request)}",
+            idempotency_key=f"{flow_run.id}:{gpu_type}:{digest}",
             work_queue_name=queue,
             tags=[TAG, gpu_type],
             as_subflow=True,
@@ -121,42 +118,32 @@ def refusals_of(store: str, runs: list[UUID]) -> Refusals:
     except StoreError as error:
         get_run_logger().warning(f"it is not known which refusals stand out: {error}")
         return refusals([])
-    if texts := lines(refused):
-        create_markdown_artifact(key="refusals", markdown="\n".join(f"- {escaped(line)}" for line in texts))
+    if texts := refusal_lines(refused):
+        create_markdown_artifact(key="refusals", markdown="\n".join(f"- {escape_text(line)}" for line in texts))
     return refused
 
 
 def run_on_fleet(requests: dict[str, dict[str, Any]], queue: str, store: str) -> State[list[Published]]:
     """Qualify on a host of each GPU type; the state gives the outcome of every host, and which refusals stand out.
 
-    Raises:
-        CallerError: a GPU type has no deployment.
-        HostError: a run ended without a verdict. All other runs have ended too.
+    Raises CallerError if a GPU type has no deployment, and HostError, when all runs have ended, if one is without a verdict.
     """
     runs = {gpu_type: start_on_fleet(gpu_type, request, queue) for gpu_type, request in requests.items()}
     ended = {gpu_type: wait_for_host(gpu_type, run) for gpu_type, run in runs.items()}
     failed = {gpu_type: each for gpu_type, each in ended.items() if not each.is_qualified}
     if failed:
         problems = "; ".join(f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in failed.items())
-        raise HostError(
-            f"{len(failed)} of {len(ended)} GPU types were not qualified: {problems}", "see their flow runs", "fleet"
-        )
+        problem = f"{len(failed)} of {len(ended)} GPU types were not qualified: {problems}"
+        raise HostError(problem, "see their flow runs", "fleet")
     return state_of_fleet(ended, refusals_of(store, list(runs.values())))
-
-
-def _digest(request: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _final_state(client: SyncPrefectClient, run_id: UUID) -> State[Any]:
     while True:
         run: FlowRun = patiently(partial(client.read_flow_run, run_id))
-        if run.state and run.state.is_final() and not _may_start_again(run, run.state):
-            return run.state
+        if (state := run.state) and state.is_final():
+            is_recent = datetime.now(UTC) - state.timestamp < STARTED_AGAIN_WITHIN
+            if not (is_recent and why_lost(run)):
+                return state
         # A run takes minutes to hours, so a slow poll does no harm.
         time.sleep(LOOK_EVERY_S)
-
-
-def _may_start_again(run: FlowRun, state: State[Any]) -> bool:
-    """Whether a run was lost so recently that `tend-fleet` may still start it again."""
-    return bool(why_lost(run)) and datetime.now(UTC) - state.timestamp < STARTED_AGAIN_WITHIN

@@ -18,12 +18,12 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
 from sqlalchemy.engine import make_url
 
-from vllm_qualify.engine.process import RunningProcess, guarded, tail
+from vllm_qualify.engine.process import RunningProcess, running_guarded, tail
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 
 STAGE = "prefect"
-ANSWER_LIMIT_S, LOCK_LIMIT_S = 10.0, 10.0
+LOCK_LIMIT_S = 10.0
 # On a busy host it takes long to make its database.
 START_LIMIT_S = 180.0
 END_LIMIT_S = 5.0
@@ -38,15 +38,13 @@ _own_urls: list[str] = []
 def provide_server() -> None:
     """See that Prefect's server answers. If none is named, start one for all flows of this process.
 
-    Prefect would start one too, but that outlives a process that is killed.
-
-    Raises:
-        HostError: the server does not answer in time, or cannot be started.
+    Prefect would start one too, but that outlives a process that is killed. Raises HostError if the server does not answer in
+    time, or cannot be started.
     """
     if url := get_current_settings().api.url:
         _check_answer(url)
         return
-    own = _until_exit.enter_context(_server())
+    own = _until_exit.enter_context(_run_server())
     # It has no page to link to.
     _until_exit.enter_context(temporary_settings({PREFECT_API_URL: own, PREFECT_UI_URL: ""}))
     _own_urls.append(own)
@@ -61,7 +59,8 @@ def has_lasting_server() -> bool:
 def _check_answer(url: str) -> None:
     client = get_client(sync_client=True)
     try:
-        problem = within(ANSWER_LIMIT_S, client.api_healthcheck)
+        # As long as Prefect's client waits for any answer: a busy server on SQLite may stand still for most of a minute.
+        problem = call_within(get_current_settings().api.request_timeout, client.api_healthcheck)
     except TimeoutError as error:
         problem = error
     if problem:
@@ -70,7 +69,7 @@ def _check_answer(url: str) -> None:
 
 
 @contextmanager
-def _server() -> Iterator[str]:
+def _run_server() -> Iterator[str]:
     """A server that runs within the block; its URL."""
     settings = get_current_settings()
     _check_database()
@@ -80,17 +79,15 @@ def _server() -> Iterator[str]:
         folder = Path(mkdtemp(prefix="server-", dir=settings.home))
     _until_exit.callback(shutil.rmtree, folder, ignore_errors=True)
     environment = os.environ | settings.to_environment_variables(exclude_unset=True) | EPHEMERAL
-    port = _free_port()
-    url = f"http://127.0.0.1:{port}/api"
-    with guarded(_command(port), environment, folder / "server.log", END_LIMIT_S) as process:
-        _await_health(f"{url}/health", process)
-        yield url
-
-
-def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        port = int(probe.getsockname()[1])
+    app = ["--app-dir", str(Path(prefect.__file__).parent.parent), "--factory", "prefect.server.api.server:create_app"]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    command, url = [sys.executable, "-m", "uvicorn", *app, *place], f"http://127.0.0.1:{port}/api"
+    with running_guarded(command, environment, folder / "server.log", END_LIMIT_S) as process:
+        _await_health(f"{url}/health", process)
+        yield url
 
 
 def _check_database() -> None:
@@ -105,12 +102,6 @@ def _check_database() -> None:
     except sqlite3.Error as error:
         remedy = f"end the process that holds it (`fuser {file.database}`); if it is damaged, delete it: it holds no evidence"
         raise HostError(f"Prefect's database {file.database}: {error}", remedy, STAGE) from error
-
-
-def _command(port: int) -> list[str]:
-    place = str(Path(prefect.__file__).parent.parent)
-    app = ["--app-dir", place, "--factory", "prefect.server.api.server:create_app"]
-    return [sys.executable, "-m", "uvicorn", *app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
 
 
 def _await_health(url: str, process: RunningProcess) -> None:

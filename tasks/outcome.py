@@ -9,7 +9,7 @@ from prefect.states import Completed, Failed
 from vllm_qualify.judge.chance import Refusals, refusals
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.report.refusals import lines as refusal_lines
+from vllm_qualify.report.refusals import refusal_lines
 from vllm_qualify.runs.publishing import Published
 
 NOT_PASSED, INVALID, INCONCLUSIVE, REJECTED = "NotPassed", "Invalid", "Inconclusive", "Rejected"
@@ -34,8 +34,8 @@ def outcome_state(reported: list[Published]) -> State[list[Published]]:
     if not reported:
         return nothing_to_do("the approval of every cell still covers it")
     refused = refusal_lines(refusals([each.run.report().chance for each in reported]))
-    message = "\n".join([*(line for each in reported for line in _lines(each)), *refused])
-    return _state([_name(each) for each in reported], message, reported)
+    message = "\n".join([*(line for each in reported for line in _cell_lines(each)), *refused])
+    return _worst_state([_state_name(each) for each in reported], message, reported)
 
 
 def state_of_fleet(ended: Mapping[str, HostOutcome], refusals: Refusals) -> State[list[Published]]:
@@ -45,7 +45,7 @@ def state_of_fleet(ended: Mapping[str, HostOutcome], refusals: Refusals) -> Stat
     """
     hosts = [f"{gpu_type}: {each.name}: {each.message}" for gpu_type, each in ended.items()]
     message = "\n".join([*hosts, *refusal_lines(refusals)])
-    return _state([each.name for each in ended.values()], message, [])
+    return _worst_state([each.name for each in ended.values()], message, [])
 
 
 def nothing_to_do(why: str) -> State[list[Published]]:
@@ -57,13 +57,13 @@ def was_qualified(state: State[Any]) -> bool:
     return state.is_completed() or state.name in NOT_TO_DEPLOY
 
 
-def _state(names: Sequence[str], message: str, data: list[Published]) -> State[list[Published]]:
+def _worst_state(names: Sequence[str], message: str, data: list[Published]) -> State[list[Published]]:
     worst = next((name for name in WORST_FIRST if name in names), COVERED)
     kind = Failed if worst in NOT_TO_DEPLOY else Completed
     return kind(name=worst, message=message, data=data)
 
 
-def _name(published: Published) -> str:
+def _state_name(published: Published) -> str:
     if published.rejected:
         return REJECTED
     if not published.passed:
@@ -71,7 +71,7 @@ def _name(published: Published) -> str:
     return APPROVED if published.decision else AWAITING
 
 
-def _lines(published: Published) -> Iterator[str]:
+def _cell_lines(published: Published) -> Iterator[str]:
     """The cell, the gates that it failed, and where its report is."""
     report = published.run.report()
     yield f"{report.plan.cell.id}: {published.decision or published.outcome}"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from prefect import get_run_logger
 
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.secrets import shown
+from vllm_qualify.secrets import safe_text
 
 TELL_EVERY_S = 5.0
 
@@ -29,7 +29,7 @@ def counter(what: str, things: str) -> Progress:
 def line_teller() -> Callable[[str], None]:
     """Logs every line, whole."""
     logger = get_run_logger()
-    return lambda line: logger.info(shown(line))
+    return lambda line: logger.info(safe_text(line))
 
 
 def teller() -> Callable[[str], None]:
@@ -40,7 +40,7 @@ def teller() -> Callable[[str], None]:
     def show(line: str) -> None:
         nonlocal last
         if time.monotonic() - last >= TELL_EVERY_S:
-            logger.info(shown(line)[:160])
+            logger.info(safe_text(line)[:160])
             last = time.monotonic()
 
     return show

@@ -13,10 +13,8 @@ from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.releases import known
 from vllm_qualify.releases.known import Sighting
-from vllm_qualify.releases.registry import releases_in
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import ImageSource, ModelSource, Source
-from vllm_qualify.releases.upstream import available_at
+from vllm_qualify.releases.registry import available_at, releases_in
+from vllm_qualify.releases.source import ImageSource, ModelSource, Source, VersionRule
 
 # The event's name; the automation of deployments/setup.py matches it.
 NEW_RELEASE = "vllm-qualify.release.new"
@@ -35,10 +33,9 @@ def choice_of(recipe: str, source: Source, sighting: Sighting) -> Choice:
     """For a new model revision: the variant that serves the model, at that revision. For a new image: the recipe's defaults."""
     if isinstance(source, ImageSource):
         return Choice()
-    variants = load_recipe(recipe).recipe.variants
-    serving = next(
-        name for name, variant in variants.items() if (variant.model, variant.revision) == (source.name, source.revision)
-    )
+    followed = (source.name, source.revision)
+    variants = load_recipe(recipe).recipe.variants.items()
+    serving = next(name for name, variant in variants if (variant.model, variant.revision) == followed)
     return Choice(variant=serving, revision=sighting.identity)
 
 
@@ -75,21 +72,17 @@ def emit_event(source: Source, sighting: Sighting, request: dict[str, Any], stor
     """Emit the event of a release, with the request that qualifies it; then note in the store that it was emitted.
 
     The server has the event when this returns. After a crash before the note, the event is emitted again. Only one of the
-    runs that it starts claims the release.
-
-    Raises:
-        StoreError: the note cannot be written.
+    runs that it starts claims the release. Raises StoreError if the note cannot be written.
     """
+    named = {"prefect.resource.id": f"vllm-qualify.release.{sighting.key}", "prefect.resource.name": source.name}
     event = Event(
         id=sighting.event_id,
         event=NEW_RELEASE,
         occurred=datetime.now(UTC),
-        resource=Resource(
-            {"prefect.resource.id": f"vllm-qualify.release.{sighting.key}", "prefect.resource.name": source.name}
-        ),
+        resource=Resource(named),
         payload={"request": request, "source": source.name, "identity": sighting.identity, "tags": sighting.tags},
     )
     with get_client(sync_client=True) as client:
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
-    known.emitted(open_store(store), source, sighting.key, datetime.now(UTC))
+    known.record_emission(open_store(store), source, sighting.key, datetime.now(UTC))
     get_run_logger().info(f"emitted: {source.name} {' '.join(sighting.tags)} {sighting.identity}")

@@ -6,8 +6,7 @@ from tasks.step import step
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import Launch
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
@@ -19,8 +18,7 @@ POINTER = "/pointer.json"
 def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
     """GPU type, choice and launch of each cell of a recipe that was approved and not revoked since.
 
-    Raises:
-        CallerError: no such recipe. TamperedError, StoreError: the store's content cannot be trusted or read.
+    Raises CallerError if there is no such recipe, and TamperedError, StoreError if the store cannot be trusted or read.
     """
     opened, folder = open_store(store), f"approvals/{load_recipe(recipe).recipe.name}/"
     cells = []
@@ -32,15 +30,8 @@ def approved_cells(recipe: str, store: str) -> list[tuple[str, Choice, Launch]]:
             continue
         plan = read_run(opened, cell, pointer.last.run_id).report.plan
         choice = Choice(gpu_type=plan.cell.gpu_type, variant=plan.cell.variant, profile=plan.cell.profile)
-        cells.append((plan.cell.gpu_type, choice, launch_of(plan)))
+        # An image by its tag, if it had one.
+        images = {"image": plan.server.engine, "client_image": plan.client_image}
+        named = {name: image.reference for name, image in images.items() if isinstance(image, EngineImage)}
+        cells.append((plan.cell.gpu_type, choice, Launch(launcher=plan.server.engine.launcher, **named)))
     return cells
-
-
-def launch_of(plan: CellPlan) -> Launch:
-    """The launch of the approved run; an image by its tag, if it had one."""
-    engine, client = plan.server.engine, plan.client_image
-    return Launch(
-        launcher=engine.launcher,
-        image=engine.reference if isinstance(engine, EngineImage) else None,
-        client_image=client.reference if client else None,
-    )

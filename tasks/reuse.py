@@ -7,11 +7,11 @@ from prefect.runtime import flow_run
 
 from tasks.orchestrator import has_lasting_server
 from tasks.step import FILES_LIMIT_S, step
-from vllm_qualify.approval.covering import covering
+from vllm_qualify.approval.covering import find_covering
 from vllm_qualify.approval.pointer import Entry
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.publish.kept import Reuse
+from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs.folder import Run, find_run
 from vllm_qualify.runs.publishing import Published, attempts, note_attempt, published_as
@@ -37,7 +37,7 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
         return unpublished
     opened, today, left = open_store(store), datetime.now(UTC).date(), list[CellPlan]()
     for plan in unpublished:
-        entry = covering(opened, plan, today, renew_days)
+        entry = find_covering(opened, plan, today, renew_days)
         if isinstance(entry, Entry):
             get_run_logger().info(f"{plan.cell.id}: run {entry.run_id} is {entry.done}, until {entry.expires}: nothing to do")
         else:
@@ -52,8 +52,8 @@ def published_before(plans: list[CellPlan], store: str) -> list[Published]:
     if not has_lasting_server() or not (flow_run.run_count or 0) > 1:
         return []
     opened = open_store(store)
-    published = [(plan.cell.id, run_id) for plan in plans for run_id in attempts(opened, flow_run.id, plan.cell.id)]
-    return [published_as(_here_or_fetched(store, run_id), opened) for _, run_id in published]
+    run_ids = [run_id for plan in plans for run_id in attempts(opened, flow_run.id, plan.cell.id)]
+    return [published_as(_here_or_fetched(store, run_id), opened) for run_id in run_ids]
 
 
 @step("attempt")

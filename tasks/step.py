@@ -13,13 +13,12 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
-from prefect import Task, task
+from prefect import Task, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 from prefect.utilities.timeout import timeout
 
-from tasks.patience import is_away
 from vllm_qualify.errors import HostError, QualifyError, ReleaseError
 
 P = ParamSpec("P")
@@ -31,11 +30,15 @@ RETRIES, FIRST_DELAY_S, JITTER = 4, 4.0, 0.5
 PATIENT = 7
 # If an error asks for a longer wait, the task is not tried again.
 LONGEST_WAIT_S = 300.0
+# How long requests to Prefect's server are tried again while it is away, and how often.
+PATIENCE_S, ASK_EVERY_S = 1800.0, 5.0
 # For a try of a task that asks the store, Prefect, a registry or the hub, or computes for some minutes. If an answer does not
 # come, the try ends by the limit of that answer: the store's is the longest, a quarter of an hour.
 LIMIT_S = 3600.0
 # For a try of a task that moves all files of a run: 30 GB at 2 MB/s.
 FILES_LIMIT_S = 4 * 3600.0
+# For a task that measures, or starts a server: a week. All that it waits for has a limit of its own, which the recipe says.
+MEASURING_LIMIT_S = 7 * 24 * 3600.0
 
 Limit = float | Callable[[Mapping[str, Any]], float]
 """A task's time limit in s, or how it follows from the task's parameters, which are given by name."""
@@ -76,25 +79,25 @@ def step(
             retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
             retry_jitter_factor=JITTER,
             retry_condition_fn=may_pass,
-        )(_limited(work, name, place or name, limit_s))
+        )(_with_limit(work, name, place or name, limit_s))
 
     return decorate
 
 
-def _limited(work: Callable[P, R], name: str, place: str, limit_s: Limit) -> Callable[P, R]:
+def _with_limit(work: Callable[P, R], name: str, place: str, limit_s: Limit) -> Callable[P, R]:
     parameters = signature(work)
 
     @wraps(work)
-    def limited(*arguments: P.args, **named: P.kwargs) -> R:
+    def work_in_time(*arguments: P.args, **named: P.kwargs) -> R:
         most_s = limit_s(parameters.bind(*arguments, **named).arguments) if callable(limit_s) else limit_s
-        with _within(most_s, name, place):
+        with _end_in_time(most_s, name, place):
             return work(*arguments, **named)
 
-    return limited
+    return work_in_time
 
 
 @contextmanager
-def _within(limit_s: float, name: str, place: str) -> Iterator[None]:
+def _end_in_time(limit_s: float, name: str, place: str) -> Iterator[None]:
     """End the block when its time is over, unless it has a limit already. Raises HostError then.
 
     Prefect interrupts the main thread, which runs the flow, by an alarm, also in the midst of a call. Another thread it
@@ -135,12 +138,8 @@ def may_pass(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool
 def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], limit_s: float, place: str = "") -> Iterator[R]:
     """Hold the context that `enter` makes for the length of the block. Its beginning is a task, with a name and a duration.
 
-    `limit_s` and `place` are those of the task; the block has no limit.
-
-    The context and its logs belong to the flow: when a task ends, Prefect ends all leases that the task's context took.
-
-    Raises:
-        QualifyError: as the context; HostError: it did not begin in time.
+    `limit_s` and `place` are those of the task; the block has no limit. The context and its logs belong to the flow: when a
+    task ends, Prefect ends all leases that the task's context took. Raises as the context, and HostError if it is not in time.
     """
     with ExitStack() as stack:
         flow_context = copy_context()
@@ -150,3 +149,24 @@ def beginning(name: str, enter: Callable[[], AbstractContextManager[R]], limit_s
             return flow_context.run(lambda: stack.enter_context(enter()))
 
         yield begin()
+
+
+def patiently(ask: Callable[[], R]) -> R:
+    """The result of `ask`, as soon as Prefect's server answers: its restart must not end a run of several hours.
+
+    After half an hour without an answer, raises the error of `ask`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if not is_away(error) or time.monotonic() > deadline:
+                raise
+            get_run_logger().warning(f"Prefect's server does not answer ({type(error).__name__}); asking again")
+            time.sleep(ASK_EVERY_S)  # a server needs some seconds to start
+
+
+def is_away(error: httpx.TransportError | httpx.HTTPStatusError) -> bool:
+    """Whether the error says that Prefect's server is away for the moment."""
+    return isinstance(error, httpx.TransportError) or error.response.status_code >= 500

@@ -8,14 +8,7 @@ from uuid import UUID
 
 from prefect import get_client, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowFilter,
-    FlowFilterName,
-    FlowRunFilter,
-    FlowRunFilterEndTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas import filters
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventResourceFilter
 from prefect.states import AwaitingRetry, Crashed
@@ -26,6 +19,7 @@ from vllm_qualify.recipe.values import Frozen
 
 FLOWS = ("qualify-release", "qualify-host", "watch-releases", "requalify", "decide", "tend-fleet")
 HEARTBEAT = "prefect.flow-run.heartbeat"
+UNDER_WAY = [StateType.RUNNING, StateType.PENDING]
 GIVEN_UP = "given up"
 # How far back to look for runs that ended, and how many runs to read in one request.
 LOOK_BACK, PAGE = timedelta(hours=6), 200
@@ -48,17 +42,17 @@ class Lost(Frozen):
 def lost_runs(silent_s: float, confirm_s: float, settled_s: float) -> list[Lost]:
     """The runs that crashed, that could not reach the server at their end, or that were silent at two looks."""
     with get_client(sync_client=True) as client:
-        ended = [_lost(run, why) for run in _recently_ended(client, settled_s) if (why := why_lost(run))]
-        silent = _silent(client, _under_way(client), silent_s)
+        ended = [_describe_loss(run, why) for run in _recently_ended(client, settled_s) if (why := why_lost(run))]
+        silent = _silent_runs(client, _read_runs(client, UNDER_WAY), silent_s)
         if silent:
             get_run_logger().info(f"{len(silent)} runs are silent; listening for another {confirm_s:.0f} s")
             # The server may have been away, and so have missed heartbeats.
             time.sleep(confirm_s)
-            silent = _silent(client, [client.read_flow_run(run.id) for run in silent], silent_s)
-    return [*ended, *(_lost(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
+            silent = _silent_runs(client, [client.read_flow_run(run.id) for run in silent], silent_s)
+    return [*ended, *(_describe_loss(run, f"no sign of life for {silent_s:.0f} s") for run in silent)]
 
 
-def _lost(run: FlowRun, because: str) -> Lost:
+def _describe_loss(run: FlowRun, because: str) -> Lost:
     return Lost(
         run_id=run.id,
         name=run.name,
@@ -96,7 +90,7 @@ def _recently_ended(client: SyncPrefectClient, settled_s: float) -> list[FlowRun
     Such a run goes on: a worker reported late that an earlier start of it crashed.
     """
     now = datetime.now(UTC)
-    ended = _runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
+    ended = _read_runs(client, [StateType.CRASHED, StateType.FAILED], ended_after=now - LOOK_BACK)
     settled = [run for run in ended if run.state and now - run.state.timestamp > timedelta(seconds=settled_s)]
     return [run for run in settled if run.state and not _was_heard(client, run, run.state.timestamp)]
 
@@ -112,29 +106,25 @@ def why_lost(run: FlowRun) -> str:
     return "Prefect's server was away" if any(name in message for name in SERVER_WAS_AWAY) else ""
 
 
-def _under_way(client: SyncPrefectClient) -> list[FlowRun]:
-    return _runs(client, [StateType.RUNNING, StateType.PENDING])
-
-
-def _runs(client: SyncPrefectClient, types: list[StateType], ended_after: datetime | None = None) -> list[FlowRun]:
+def _read_runs(client: SyncPrefectClient, types: list[StateType], ended_after: datetime | None = None) -> list[FlowRun]:
     """The runs of this project's flows in these states."""
-    of = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
-        end_time=FlowRunFilterEndTime(after_=ended_after) if ended_after else None,
+    of = filters.FlowRunFilter(
+        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=types)),
+        end_time=filters.FlowRunFilterEndTime(after_=ended_after) if ended_after else None,
     )
-    flows, runs = FlowFilter(name=FlowFilterName(any_=list(FLOWS))), list[FlowRun]()
+    flows, runs = filters.FlowFilter(name=filters.FlowFilterName(any_=list(FLOWS))), list[FlowRun]()
     while page := client.read_flow_runs(flow_filter=flows, flow_run_filter=of, limit=PAGE, offset=len(runs)):
         runs += page
     return runs
 
 
-def _silent(client: SyncPrefectClient, runs: Iterable[FlowRun], silent_s: float) -> list[FlowRun]:
+def _silent_runs(client: SyncPrefectClient, runs: Iterable[FlowRun], silent_s: float) -> list[FlowRun]:
     since = datetime.now(UTC) - timedelta(seconds=silent_s)
     return [run for run in runs if _may_be_silent(run, since) and not _was_heard(client, run, since)]
 
 
 def _may_be_silent(run: FlowRun, since: datetime) -> bool:
-    return run.state_type in (StateType.RUNNING, StateType.PENDING) and run.state is not None and run.state.timestamp < since
+    return run.state_type in UNDER_WAY and run.state is not None and run.state.timestamp < since
 
 
 def _was_heard(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:

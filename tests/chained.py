@@ -17,20 +17,22 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.engine.server import CONFIG_FILE, LOG, config_text
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.evidence.stages import baseline_stage, parse
+from vllm_qualify.evidence.stages import baseline
 from vllm_qualify.evidence.stages.stage import MACHINE
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import Gate
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report
-from vllm_qualify.runs.baseline import Against, bring, with_baseline
+from vllm_qualify.runs.baseline import copy_baseline, with_baseline
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.judging import judge_run
 from vllm_qualify.runs.publishing import publish_run
@@ -41,6 +43,8 @@ CELL = "reference/bf16/cpu/balanced"
 ABOUT = {"metric": "exact_match", "filter": STRICT, "unit": "fraction"}
 LEAST = ABOUT | {"minimum": 0.5}
 LOSS, SINCE = ABOUT | {"max_loss": 0.0075}, ABOUT | {"max_loss_since_anchor": 0.015}
+# Margins of 20 points, and few questions.
+WIDE, FEW = (LOSS | {"max_loss": 0.2}, SINCE | {"max_loss_since_anchor": 0.2}), {"questions": 40, "repetitions": 4}
 OWN = f"exact_match (gsm8k, {STRICT})"
 BASELINE, ANCHOR = (f"{OWN} against the {other}" for other in ("baseline", "anchor"))
 
@@ -88,14 +92,14 @@ class Cell:
         """A run in which so many questions are always wrong, and all others right; of the first steps, or of all."""
         run = start_run(plan)
         if plan.baseline:
-            run.save_stage(baseline_stage(plan, run.evidence, lambda folder: bring(plan, self.store, folder)))
+            run.save_stage(baseline.BASELINE.bring(plan, run.evidence, lambda folder: copy_baseline(plan, self.store, folder)))
         (task,) = plan.accuracy
         asked = Asked(task, task.settings.num_questions, version=version)
         folder = run.evidence / "accuracy" / task.name
         asked.write(folder, right_but(range(lost)), asked.steps[:steps])
         (folder.parent / MACHINE).write_text(plan.fingerprint.model_dump_json())
         asked.keep_answers(folder, folder / "answers.jsonl")
-        others: tuple[Stage, ...] = ("serve", "smoke", "contract", "load")
+        others: tuple[StageName, ...] = ("serve", "smoke", "contract", "load")
         for stage in others:
             (run.evidence / stage).mkdir()
             (run.evidence / stage / "note.txt").write_text("nothing of it is judged here\n")
@@ -130,7 +134,7 @@ def serving(plan: CellPlan, folder: Path) -> None:
     (folder / LOG).write_text(f"{says_what_it_serves(YAML(typ='safe').load(text))}\n")
 
 
-def evidence_of(run: Run, stage: Stage) -> StageEvidence:
+def evidence_of(run: Run, stage: StageName) -> StageEvidence:
     files = sorted(path for path in (run.evidence / stage).rglob("*") if path.is_file())
     return StageEvidence(
         stage=stage,
@@ -138,6 +142,7 @@ def evidence_of(run: Run, stage: Stage) -> StageEvidence:
         duration_s=8.0,
         files=[describe(path, run.evidence) for path in files],
         measurements=parse(stage, run.plan, run.evidence),
+        run_id=run.plan.run_id,
     )
 
 

@@ -2,10 +2,8 @@
 
 import gc
 import os
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.ci import IN_CI
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence.measurement import EvidenceFile
-from vllm_qualify.recipe import loading
-from vllm_qualify.recipe.yaml_text import load_yaml
-from vllm_qualify.report.model import Report
-from vllm_qualify.report.page import render_page
-from vllm_qualify.runs import judging, publishing
+from vllm_qualify.runs import judging
 
 pytest_plugins = (
     "tests.ci",
@@ -33,9 +26,6 @@ pytest_plugins = (
     "tests.fleet.fixtures",
     "tests.prefect_server",
     "tests.qualified",
-    "tests.warm.engine",
-    "tests.warm.shared",
-    "tests.warm.workers",
 )
 
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
@@ -79,36 +69,6 @@ def engine() -> EngineEnvironment:
         if IN_CI:
             raise
         pytest.skip(str(error))
-
-
-@lru_cache(maxsize=256)
-def _read(text: str) -> bytes:
-    return pickle.dumps(load_yaml(text))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _read_once() -> Iterator[None]:
-    """The catalog's recipes are parsed once, not for each test: YAML 1.2 is read by Python code, 10 to 20 ms for a recipe."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load_yaml", lambda text: pickle.loads(_read(text)))  # noqa: S301  (of this process)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _drawn_once() -> Iterator[None]:
-    """The page of a report is drawn once for all tests that publish it, and again for one with any other word or link."""
-
-    drawn: dict[tuple[str, ...], str] = {}
-
-    def render(report: Report, link: Callable[[EvidenceFile], str]) -> str:
-        shown = (report.model_dump_json(), *map(link, report.files))
-        if shown not in drawn:
-            drawn[shown] = render_page(report, link)
-        return drawn[shown]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publishing, "render_page", render)
-        yield
 
 
 # A machine may be busy: how long an example takes says nothing.

@@ -18,7 +18,7 @@ import pytest
 
 from tests.ci import IN_CI
 from tests.s3 import settings_in
-from vllm_qualify.engine.container import RUN_LABEL
+from vllm_qualify.engine.containers.leftovers import RUN_LABEL
 from vllm_qualify.engine.environment import EngineEnvironment
 
 CHECKOUT = Path(__file__).parents[1]
@@ -119,12 +119,7 @@ def push_image(registry: str, name: str, tag: str, architecture: str = "amd64", 
         body = json.dumps(config).encode()
         for blob in (layer, body):
             _push_blob(client, blob)
-        manifest = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": _entry(CONFIG, body),
-            "layers": [_entry(LAYER, layer)],
-        }
+        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": _entry(CONFIG, body), "layers": [_entry(LAYER, layer)]}
         return _push_manifest(client, tag, manifest)
 
 

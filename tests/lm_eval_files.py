@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_qualify.evidence.accuracy import AFTER, BEFORE
-from vllm_qualify.evidence.answers import NOTHING, Answered, QuestionBlock, read_answers, steps, write
-from vllm_qualify.evidence.lm_eval_worker import TASK, TaskReply
-from vllm_qualify.evidence.thinking import REPLIES
-from vllm_qualify.evidence.thinking import Reply as Kept
+from vllm_qualify.evidence.accuracy.answers import Answered, write
+from vllm_qualify.evidence.accuracy.blocks import QuestionBlock, plan_steps
+from vllm_qualify.evidence.accuracy.letters import TASK, TaskReply
+from vllm_qualify.evidence.accuracy.lm_eval_process import AFTER, BEFORE
+from vllm_qualify.evidence.accuracy.samples import NOTHING, read_answers
+from vllm_qualify.evidence.accuracy.thinking import REPLIES
+from vllm_qualify.evidence.accuracy.thinking import Reply as Kept
 from vllm_qualify.plan.cell import TaskPlan
 
 CAPTURED = Path(__file__).parent / "evidence" / "captured" / "accuracy" / "gsm8k"
@@ -55,7 +57,7 @@ class Asked(NamedTuple):
     @property
     def steps(self) -> list[QuestionBlock]:
         task = self.task
-        return steps(task.settings, self.available, task.repetitions, sequential=task.sequential)
+        return plan_steps(task.settings, self.available, task.repetitions, sequential=task.sequential)
 
     def begin(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -68,8 +70,8 @@ class Asked(NamedTuple):
         stamp = f"2026-11-20T21-19-{step.repetition:02}.{step.block:06}"
         questions = sorted(step.questions)
         replies = [answering(question, step.repetition) for question in questions]
-        scores = {STRICT: [reply.score for reply in replies]}
-        scores[FLEXIBLE] = [reply.score if reply.flexible is None else reply.flexible for reply in replies]
+        flexible = [reply.score if reply.flexible is None else reply.flexible for reply in replies]
+        scores = {STRICT: [reply.score for reply in replies], FLEXIBLE: flexible}
         generation = (captured_results()["configs"]["gsm8k"] | self.config)["generation_kwargs"]
         rows = [
             self._row(question, reply, score, name, generation)
@@ -116,15 +118,15 @@ class Asked(NamedTuple):
         }
 
     def _row(self, question: int, reply: Reply, score: float, filter_name: str, generation: Document) -> Document:
-        asked, hashes = _question(self.prompt, question)
+        asked = _question(self.prompt, question)
         return {
-            **asked,
+            **{name: asked[name] for name in ("doc_id", "doc", "target")},
             "arguments": {"gen_args_0": asked["arguments"]["gen_args_0"] | {"arg_1": generation}},
             "resps": [["x" * reply.length]],
             "filtered_resps": [NOTHING if reply.is_unread else str(question if score else question + 1)],
             "filter": filter_name,
             "metrics": [self.metric],
-            **hashes,
+            **{name: asked[name] for name in ("doc_hash", "prompt_hash", "target_hash")},
             self.metric: score,
         }
 
@@ -143,39 +145,36 @@ class Asked(NamedTuple):
 
 
 @cache
-def _question(prompt: str, question: int) -> tuple[Document, Document]:
-    """What samples say of a question whoever answered it, and its hashes."""
-    asked = {
-        "doc_id": question,
-        "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
-        "target": f"#### {question}",
-        "arguments": {"gen_args_0": {"arg_0": f"{prompt}: the one at place {question}?\nAnswer:"}},
-    }
-    return asked, _hashes(asked)
+def _question(prompt: str, question: int) -> Document:
+    """What samples say of a question whoever answered it."""
+    return hashed(
+        {
+            "doc_id": question,
+            "doc": {"question": f"the one at place {question}?", "answer": f"#### {question}"},
+            "target": f"#### {question}",
+            "arguments": {"gen_args_0": {"arg_0": f"{prompt}: the one at place {question}?\nAnswer:"}},
+        }
+    )
 
 
 def hashed(row: Document) -> Document:
     """A sample with the hashes that lm-eval makes of its content."""
-    return row | _hashes(row)
-
-
-def _hashes(row: Document) -> Document:
     prompt = row["arguments"]["gen_args_0"]["arg_0"]
     content = {
         "doc_hash": json.dumps(row["doc"], indent=2, ensure_ascii=False),
         "prompt_hash": prompt if isinstance(prompt, str) else prompt[0],
         "target_hash": row["target"],
     }
-    return {name: _sha(str(text)) for name, text in content.items()}
+    return row | {name: _sha(str(text)) for name, text in content.items()}
 
 
-_KEPT: list[str] = []
+@cache
+def _captured_text() -> str:
+    return next((CAPTURED / "r1-b1").glob("results_*.json")).read_text()
 
 
 def captured_results() -> Document:
-    if not _KEPT:
-        _KEPT.append(next((CAPTURED / "r1-b1").glob("results_*.json")).read_text())
-    results: Document = json.loads(_KEPT[0])
+    results: Document = json.loads(_captured_text())
     return results
 
 

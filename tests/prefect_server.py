@@ -23,7 +23,7 @@ from xdist.workermanage import WorkerController
 
 from tests.sharing import share, shared_or_own
 from vllm_qualify.engine.confinement import NO_STATISTICS
-from vllm_qualify.engine.process import guarded, tail
+from vllm_qualify.engine.process import running_guarded, tail
 
 CACHE = Path(__file__).parents[1] / ".cache"
 # What serves no test on the shared server: without them it takes a third less when it is idle.
@@ -31,6 +31,12 @@ UNUSED_SERVICES = (
     *("EVENT_PERSISTER", "EVENT_LOGGER", "TRIGGERS", "SCHEDULER", "LATE_RUNS", "FOREMAN", "CANCELLATION_CLEANUP"),
     "PAUSE_EXPIRATIONS",
 )
+# Prefect opens one connection to such a database, and several to a file. With several, a busy server may stand still for a
+# minute: one connection waits for a lock, Python waits to free a cursor of that connection, and the lock's owner waits for
+# Python.
+IN_MEMORY = {
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:///file::memory:?cache=shared&uri=true&check_same_thread=false"
+}
 SHARED = "prefect"
 
 
@@ -74,14 +80,13 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 @contextmanager
 def _running(folder: Path) -> Iterator[str]:
-    write_database(folder / "prefect.db")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     settings = {f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED_SERVICES}
-    environment = os.environ | NO_STATISTICS | settings | {"PREFECT_HOME": str(folder)}
-    with guarded(command, environment, folder / "server.log") as process:
+    environment = os.environ | NO_STATISTICS | settings | IN_MEMORY | {"PREFECT_HOME": str(folder)}
+    with running_guarded(command, environment, folder / "server.log") as process:
         url = f"http://127.0.0.1:{port}/api"
         deadline = time.monotonic() + 120
         while not _answers(f"{url}/health"):

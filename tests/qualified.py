@@ -10,7 +10,6 @@ import pytest
 
 from tests.prefect_server import write_database
 from tests.s3 import BUCKET, Settings
-from tests.warm.commands import warm_run
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.publish.stores import open_store
@@ -49,17 +48,7 @@ class Qualified:
 
 
 def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`.
-
-    Of our own command, what it imports was imported before: see `warm_run`.
-    """
-    if command[0] == COMMAND:
-        return warm_run(home, *command[1:], **environment)
-    return run_cold(home, *command, **environment)
-
-
-def run_cold(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As `run`, as a new process."""
+    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`."""
     return subprocess.run(
         command,
         capture_output=True,
@@ -107,7 +96,7 @@ def of(engine: EngineEnvironment) -> dict[str, str]:
 def approved(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Qualified:
     """`vllm-qualify demo`, its store a directory."""
     home = tmp_path_factory.mktemp("approved")
-    return Qualified(run_cold(home, COMMAND, "demo", **of(engine)), home, f"file://{home}/store")
+    return Qualified(run(home, COMMAND, "demo", **of(engine)), home, f"file://{home}/store")
 
 
 @pytest.fixture(scope="session")
@@ -118,17 +107,17 @@ def on_a_server(_prefect_server: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def again(
-    warm_engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    engine: EngineEnvironment, approved: Qualified, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Qualified:
     """`vllm-qualify demo` once more, with the same store."""
     home = furnished(tmp_path_factory.mktemp("again"), tmp_path_factory)
-    done = run(home, COMMAND, "demo", "--store", approved.store, **of(warm_engine), **on_a_server)
+    done = run(home, COMMAND, "demo", "--store", approved.store, **of(engine), **on_a_server)
     return Qualified(done, home, approved.store)
 
 
 @pytest.fixture(scope="session")
 def refused(
-    warm_engine: EngineEnvironment,
+    engine: EngineEnvironment,
     approved: Qualified,
     radosgw_settings: Settings,
     on_a_server: dict[str, str],
@@ -140,6 +129,6 @@ def refused(
         for name, value in radosgw_settings.items():
             patch.setenv(name, value)
         publish_run(approved.report, Run(folder=approved.folder), open_store(store))
-    environment = {**of(warm_engine), **radosgw_settings, **on_a_server}
+    environment = {**of(engine), **radosgw_settings, **on_a_server}
     done = run(home, COMMAND, "demo", "--weights", "regressed", "--store", store, **environment)
     return Qualified(done, home, store)

@@ -8,7 +8,7 @@ import pytest
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.qualify import QualifyRelease, decided, qualify_release
+from flows.qualify import qualify_release, with_decision
 from tasks import approve
 from tests.approval.builder import (
     BOB_REJECTS,
@@ -36,6 +36,7 @@ from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.request import QualifyRelease
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("believed"), pytest.mark.usefixtures("on_prefect")]
 
@@ -88,7 +89,7 @@ def all_settled(reports: list[Published], store: Store, timeout_s: float) -> lis
     @flow(name="settling")
     def ending() -> list[Published]:
         reported = [approve.approve_automatically(each, request.store) for each in reports]
-        return [decided(each, request) for each in reported]
+        return [with_decision(each, request) for each in reported]
 
     state: State[list[Published]] = ending(return_state=True)
     assert state.is_completed(), state

@@ -35,9 +35,8 @@ def fake_environment(folder: Path, version: str = "0.32.0+cpu") -> Path:
 def recipes_of(folder: Path, *models: list[str]) -> Path:
     """A repository with a model for each list of words, on one GPU type."""
     for number, words in enumerate(models):
-        document = model_document(
-            model__base_args=words, meta__hardware={"b200": "unsupported"}, model__model_id=f"Org/Model-{number}"
-        )
+        about = {"meta__hardware": {"b200": "unsupported"}, "model__model_id": f"Org/Model-{number}"}
+        document = model_document(model__base_args=words, **about)
         shutil.move(repository(folder, document), folder / "models" / "Org" / f"Model-{number}.yaml")
     return folder
 
@@ -50,16 +49,9 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
 
 def test_it_counts_what_each_side_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the table of 0.32: --seed is an option, --no-such-option is none, and a file of the image is unknown."""
-    recipes = recipes_of(
-        tmp_path / "recipes",
-        ["--max-num-seqs", "8"],
-        ["--seed", "1"],
-        ["--no-such-option"],
-        ["--no-such-option", "--seed", "1"],
-        ["--chat-template", "of-the-image.jinja"],
-        ["--max-model-len 8192"],
-        ["--headless"],
-    )
+    good, unknown = [["--max-num-seqs", "8"], ["--seed", "1"]], [["--no-such-option"], ["--no-such-option", "--seed", "1"]]
+    others = [["--chat-template", "of-the-image.jinja"], ["--max-model-len 8192"], ["--headless"]]
+    recipes = recipes_of(tmp_path / "recipes", *good, *unknown, *others)
     environment = fake_environment(tmp_path / "env")
     assert imports.main(["--recipes", str(recipes), "--engine", f"0.32.0={environment}"]) == 1
     figures, text = last_line(capsys)

@@ -92,7 +92,7 @@ def test_ratios_are_over_the_same_round_and_the_idle_share_is_the_flows() -> Non
 def test_both_do_the_same_work(tmp_path: Path, sequential: bool) -> None:
     loaded = load_recipe(str(recipe(tmp_path, sequential=sequential))).recipe
     (task,) = loaded.accuracy
-    load = loaded.gpu_types["cpu"].profiles["balanced"].load.of(None, 1)
+    load = loaded.gpu_types["cpu"].profiles["balanced"].load.make_load(None, 1)
     assert (task.sequential, task.num_questions) == (sequential, 1319)
     assert task.questions is not None
     assert len(set((tmp_path / task.questions.test).read_text().splitlines())) == 1319

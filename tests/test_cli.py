@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -14,19 +14,23 @@ import pytest
 
 from tests.ci import IN_CI
 from tests.fakes.vllm import leave_unclear, make_engine
+from tests.qualified import COMMAND, run
 from tests.recipe.importing.documents import published_document, written
 from tests.recipes import Document, reference, write
-from tests.warm.commands import warm_run
 from vllm_qualify.cli.run import _check_early
-from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import HostError
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.request import Against
+from vllm_qualify.runs.request import QualifyRelease
+
+RunMine = Callable[..., subprocess.CompletedProcess[str]]
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return warm_run(Path(os.environ["VLLM_QUALIFY_HOME"]), *arguments, **environment)
+    return run(Path(os.environ["VLLM_QUALIFY_HOME"]), COMMAND, *arguments, **environment)
 
 
 @pytest.fixture
@@ -48,6 +52,19 @@ def taken_port() -> Iterator[int]:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         yield taken.getsockname()[1]
+
+
+def ends(done: subprocess.CompletedProcess[str], code: int, *messages: str) -> None:
+    """With this exit code, each of these messages and no traceback."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert [message for message in messages if message not in done.stderr] == [], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def run_mine(tmp_path: Path, document: Document, fake_engine: dict[str, str]) -> RunMine:
+    """Runs the document as it is then, with more of the environment."""
+    return lambda **more: command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine, **more)
 
 
 def nothing_was_published(home: Path) -> bool:
@@ -82,10 +99,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
     ],
 )
 def test_a_callers_mistake_ends_with_2(arguments: list[str], message: str) -> None:
-    done = command(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    ends(command(*arguments), 2, message)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +120,13 @@ def test_a_callers_mistake_ends_with_2(arguments: list[str], message: str) -> No
 def test_a_choice_that_the_recipe_does_not_have_ends_with_2(
     arguments: list[str], message: str, fake_engine: dict[str, str]
 ) -> None:
-    done = command("run", "reference", *arguments, **fake_engine)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    ends(command("run", "reference", *arguments, **fake_engine), 2, message)
 
 
 def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path, home: Path, document: Document) -> None:
     document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"]["max_concurrency"] = 0
-    done = command("run", str(write(document, tmp_path / "mine.yaml")))
-    assert done.returncode == 2
-    assert f"{tmp_path / 'mine.yaml'}: gpu_types.cpu.profiles.balanced.load.max_concurrency" in done.stderr
-    assert "Traceback" not in done.stderr
+    place = f"{tmp_path / 'mine.yaml'}: gpu_types.cpu.profiles.balanced.load.max_concurrency"
+    ends(command("run", str(write(document, tmp_path / "mine.yaml"))), 2, place)
     assert not list(home.glob("*/*"))
 
 
@@ -125,39 +134,28 @@ def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path
     ("behaviour", "message"), [("dies", "the fake dies as ordered"), ("hangs", "loading weights for ever")]
 )
 def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
-    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str], behaviour: str, message: str
+    home: Path, document: Document, run_mine: RunMine, behaviour: str, message: str
 ) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": behaviour}
-    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
-    assert done.returncode == 3
-    assert message in done.stderr
-    assert "error (the release's owner must act): serve:" in done.stderr
-    assert "Traceback" not in done.stderr
+    ends(run_mine(), 3, message, "error (the release's owner must act): serve:")
     assert nothing_was_published(home)
     assert message in next(home.glob("runs/*/evidence/serve/server.log")).read_text()
 
 
 def test_a_port_in_use_ends_with_3(fake_engine: dict[str, str], home: Path, taken_port: int) -> None:
     done = command("run", "reference", "--establish-baseline", "--port", str(taken_port), **fake_engine)
-    assert done.returncode == 3
-    assert f"serve: port {taken_port} is in use" in done.stderr
+    ends(done, 3, f"serve: port {taken_port} is in use")
     assert nothing_was_published(home)
 
 
-def test_a_missing_model_ends_with_3(tmp_path: Path, document: Document, fake_engine: dict[str, str]) -> None:
+def test_a_missing_model_ends_with_3(document: Document, run_mine: RunMine) -> None:
     document["variants"]["bf16"]["model"] = "./nowhere"
-    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
-    assert done.returncode == 3
-    assert "check: no model at" in done.stderr
+    ends(run_mine(), 3, "check: no model at")
 
 
-def test_missing_questions_end_with_3_before_a_server_is_started(
-    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
-) -> None:
+def test_missing_questions_end_with_3_before_a_server_is_started(home: Path, document: Document, run_mine: RunMine) -> None:
     document["accuracy"][0]["questions"]["shots"] = "./none.jsonl"
-    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
-    assert done.returncode == 3
-    assert "no questions at" in done.stderr
+    ends(run_mine(), 3, "no questions at")
     assert not list(home.glob("runs/*"))
 
 
@@ -166,39 +164,27 @@ def test_a_store_that_refuses_ends_with_3_before_a_server_is_started(
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     done = command("run", "reference", "--store", f"file://{tmp_path}/file/store", **fake_engine)
-    assert done.returncode == 3
-    assert "error (the store's owner must act)" in done.stderr
+    ends(done, 3, "error (the store's owner must act)")
     assert not list(home.glob("runs/*"))
 
 
 def test_a_machine_without_an_engine_ends_with_3_and_the_remedy(tmp_path: Path) -> None:
-    done = command("run", "reference", VLLM_QUALIFY_ENGINE=str(tmp_path))
-    assert done.returncode == 3
-    assert "remedy: run `make setup`" in done.stderr
+    ends(command("run", "reference", VLLM_QUALIFY_ENGINE=str(tmp_path)), 3, "remedy: run `make setup`")
 
 
 def test_a_home_that_cannot_be_made_ends_with_3(tmp_path: Path, fake_engine: dict[str, str]) -> None:
     (tmp_path / "file").write_text("not a folder")
-    done = command("run", "reference", VLLM_QUALIFY_HOME=f"{tmp_path}/file/home", **fake_engine)
-    assert done.returncode == 3
-    assert "set VLLM_QUALIFY_HOME" in done.stderr
-    assert "Traceback" not in done.stderr
+    ends(command("run", "reference", VLLM_QUALIFY_HOME=f"{tmp_path}/file/home", **fake_engine), 3, "set VLLM_QUALIFY_HOME")
 
 
-def test_secrets_reach_no_output_and_no_file(
-    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
-) -> None:
+def test_secrets_reach_no_output_and_no_file(home: Path, document: Document, run_mine: RunMine) -> None:
     """The stand-in dies and says what it was given: the worst a tool can do."""
     document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": "tells"}
-    secrets = {
-        "HF_TOKEN": "hf_very_secret_token",
-        "AWS_SECRET_ACCESS_KEY": "very/secret/key",
-        "OPENAI_API_KEY": "sk-secret-key",
-    }
-    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine, **secrets)
-    assert done.returncode == 3
+    of_stores = {"AWS_SECRET_ACCESS_KEY": "very/secret/key", "OPENAI_API_KEY": "sk-secret-key"}
+    secrets = {"HF_TOKEN": "hf_very_secret_token", **of_stores}
+    done = run_mine(**secrets)
     # The model is local: its server downloads nothing.
-    assert "HF_TOKEN=None" in done.stderr
+    assert (done.returncode, "HF_TOKEN=None" in done.stderr) == (3, True)
     written = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
     for secret in secrets.values():
         assert secret not in done.stdout + done.stderr
@@ -222,18 +208,14 @@ IN_DOCKER = ("run", "reference", "--launcher", "docker")
     ],
 )
 def test_a_mistake_in_the_images_ends_with_2_and_names_the_option(arguments: tuple[str, ...], message: str, home: Path) -> None:
-    done = command(*arguments, **NO_DOCKER)
-    assert done.returncode == 2, done.stderr
-    assert f"error (the caller must act): {message}" in done.stderr
+    ends(command(*arguments, **NO_DOCKER), 2, f"error (the caller must act): {message}")
     assert not list(home.glob("runs/*"))
 
 
 def test_a_machine_without_docker_ends_with_3_and_may_be_tried_again(home: Path) -> None:
-    done = command(*IN_DOCKER, "--image", IMAGE, **NO_DOCKER)
-    assert done.returncode == 3, done.stderr
-    assert "error (the operator must act): check: no Docker Engine answers at unix:///nonexistent" in done.stderr
-    assert "class: docker-gone; the same thing tried again may well succeed" in done.stderr
-    assert "Traceback" not in done.stderr
+    problem = "error (the operator must act): check: no Docker Engine answers at unix:///nonexistent"
+    again = "class: docker-gone; the same thing tried again may well succeed"
+    ends(command(*IN_DOCKER, "--image", IMAGE, **NO_DOCKER), 3, problem, again)
     assert not list(home.glob("runs/*"))
 
 
@@ -244,13 +226,18 @@ def test_a_registrys_limit_is_left_to_the_flow_which_waits(home: Path, monkeypat
     def find_engines(_: Launch) -> None:
         raise HostError("no image", "see the registry", "check", kind=kind, retry=True)
 
-    monkeypatch.setattr("vllm_qualify.engine.launch.find_engines", find_engines)
-    launch = Launch(launcher="docker", image="vllm/vllm-openai:v0.32.0")
-    choice, store = Choice(gpu_type="cpu"), (home / "store").as_uri()
-    _check_early("reference", choice, launch, store, {"establish": "always"})
+    monkeypatch.setattr("vllm_qualify.engine.provision.find_engines", find_engines)
+    request = QualifyRelease(
+        recipe="reference",
+        choice=Choice(gpu_type="cpu"),
+        launch=Launch(launcher="docker", image=IMAGE),
+        store=(home / "store").as_uri(),
+        against=Against(establish="always"),
+    )
+    _check_early(request)
     kind = "registry-unreachable"
     with pytest.raises(HostError, match="no image"):
-        _check_early("reference", choice, launch, store, {"establish": "always"})
+        _check_early(request)
 
 
 def test_a_dry_run_needs_no_docker_and_writes_nothing(home: Path) -> None:
@@ -277,9 +264,7 @@ def test_a_machine_without_docker_is_no_illness_unless_it_is_to_be_cleaned(fake_
     (line,) = [line for line in done.stdout.splitlines() if " Docker " in line.partition("→")[0] and line.startswith("absent")]
     assert "no Docker Engine answers" in line
     assert "only for --launcher docker" in line
-    cleaned = command("doctor", "--clean", **fake_engine, **NO_DOCKER)
-    assert cleaned.returncode == 3
-    assert "class: docker-gone" in cleaned.stderr
+    ends(command("doctor", "--clean", **fake_engine, **NO_DOCKER), 3, "class: docker-gone")
 
 
 def test_doctor_has_a_line_for_everything_and_names_what_is_missing(tmp_path: Path, fake_engine: dict[str, str]) -> None:
@@ -318,7 +303,7 @@ def test_a_full_disk_ends_with_3_its_stage_and_where_the_evidence_is(
         leave_unclear(tmp_path / "engine", unclear)
     store = f"file://{tmp_path}/store"
     with tiny_disk(tmp_path / "small", size) as small:
-        done = warm_run(small, "run", "reference", "--establish-baseline", "--store", store, **fake_engine)
+        done = run(small, COMMAND, "run", "reference", "--establish-baseline", "--store", store, **fake_engine)
     assert done.returncode == 3, done.stderr
     assert f"error (the operator must act): {stage}: " in done.stderr
     assert "No space left on device" in done.stderr
@@ -354,17 +339,12 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path
     assert body["fits"] is False
 
 
-def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(
-    tmp_path: Path, home: Path, document: Document, fake_engine: dict[str, str]
-) -> None:
+def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(home: Path, document: Document, run_mine: RunMine) -> None:
     document["gpu_types"]["cpu"]["server"] = {"max-num-sequences": 4}
-    done = command("run", str(write(document, tmp_path / "mine.yaml")), **fake_engine)
-    assert done.returncode == 3
-    assert "has no option --max-num-sequences" in done.stderr
-    assert "error (the recipe's author must act): check: " in done.stderr
-    assert "class: recipe-drift; the same thing tried again will end the same way" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert "evidence so far: " in done.stderr  # the server's start, which went on while the engine was asked
+    problem = ("error (the recipe's author must act): check: ", "has no option --max-num-sequences")
+    # The evidence is of the server's start, which went on while the engine was asked.
+    drift = "class: recipe-drift; the same thing tried again will end the same way"
+    ends(run_mine(), 3, *problem, drift, "evidence so far: ")
     assert nothing_was_published(home)
 
 
@@ -372,14 +352,9 @@ def test_a_server_is_shown_with_config_file_environment_and_command() -> None:
     options = ("--gpu-type", "b200", "--vllm", "0.12.0", "--profile", "latency")
     done = command("recipe", "show", "llama-4-scout", *options)
     assert done.returncode == 0, done.stderr
-    for expected in (
-        "# llama-4-scout/nvfp4/b200/latency",
-        "tensor-parallel-size: 4",
-        "--env VLLM_FLASHINFER_MOE_BACKEND=latency",
-        "docker run",
-        "vllm/vllm-openai:v0.12.0",
-    ):
-        assert expected in done.stdout
+    for shown in ("# llama-4-scout/nvfp4/b200/latency", "tensor-parallel-size: 4", "docker run", "vllm/vllm-openai:v0.12.0"):
+        assert shown in done.stdout
+    assert "--env VLLM_FLASHINFER_MOE_BACKEND=latency" in done.stdout
     assert "moe-backend" not in done.stdout
 
 
@@ -387,13 +362,9 @@ def test_a_published_recipe_is_imported_checked_and_shown(tmp_path: Path) -> Non
     output = tmp_path / "mine.yaml"
     source = written(published_document("--max-model-len", "8192"), tmp_path)
     gate = ("--exact-match-minimum", "0.5", "--exact-match-filter", "strict-match")
-    refused = command("recipe", "import", str(source))
-    assert refused.returncode == 2
-    assert "--exact-match-minimum" in refused.stderr
+    ends(command("recipe", "import", str(source)), 2, "--exact-match-minimum")
     done = command("recipe", "import", str(source), *gate, "--output", str(output))
     assert done.returncode == 0, done.stderr
     assert command("recipe", "check", str(output), "--vllm", "0.32.0").returncode == 0
     assert "max-model-len: 8192" in command("recipe", "show", str(output), "--gpu-type", "h200").stdout
-    again = command("recipe", "import", str(source), *gate, "--output", str(output))
-    assert again.returncode == 2
-    assert "there is such a file already" in again.stderr
+    ends(command("recipe", "import", str(source), *gate, "--output", str(output)), 2, "there is such a file already")

@@ -1,14 +1,13 @@
 """The commands that look at reports: what they show, what they compare, and nothing else on their output."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.approval.builder import RUN, publish_report
+from tests.builders.approval_commands import Command, command
 from tests.report.builder import image_report, not_passed_report, passed_report
-from vllm_qualify import cli
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.report.diff import ReportDiff
@@ -16,24 +15,14 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.failed import keeping_evidence
 from vllm_qualify.runs.folder import Run
 
-Command = Callable[..., tuple[int, str, str]]
+__all__ = ["command"]
+
 OLDER, NEWER, FAILED = "20260314T000000Z-000001", "20260315T000000Z-000002", "20260316T000000Z-000003"
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line; its exit code, output and errors."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-
-    def called(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["vllm-qualify", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output = capsys.readouterr()
-        return int(ended.value.code or 0), output.out, " ".join(output.err.split())
-
-    return called
 
 
 def _run(home: Path, run_id: str, report: Report) -> Run:
@@ -65,14 +54,8 @@ def test_the_latest_report_is_shown_with_its_first_screen(command: Command, newe
     code, out, err = command("report", "show")
     assert (code, err) == (0, "")
     assert out.startswith("NOT PASSED  llama-3.1-8b/fp8/h200/throughput\n")
-    for expected in (
-        "Engine: vLLM 0.32.0",
-        "Hardware: h200: NVIDIA H200",
-        "Judged: ",
-        f"Run: {NEWER}",
-        f"Page: {newer}/report.html",
-    ):
-        assert expected in out
+    shown = ("Engine: vLLM 0.32.0", "Hardware: h200: NVIDIA H200", "Judged: ", f"Run: {NEWER}", f"Page: {newer}/report.html")
+    assert [expected for expected in shown if expected not in out] == []
 
 
 def test_an_images_tag_digest_and_the_revision_are_shown(command: Command, home: Path) -> None:

@@ -28,7 +28,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "recipe": "reference",
         "gpu_types": ["h100"],
         "launch": {"launcher": "docker", "image": "vllm/vllm-openai:v0.32.0"},
-    },
+    }
 }
 
 

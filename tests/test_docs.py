@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.builders.links import leads_somewhere
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import Recipe
 
@@ -47,23 +48,9 @@ def test_each_example_of_the_recipes_document_is_valid_in_a_recipe(example: str,
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_to_files_that_are_there(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
-    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
-
-
-def anchors(document: Path) -> set[str]:
-    """Where links into the document can lead: its headings, as GitHub names them, and the ids that it gives itself."""
-    text = document.read_text(encoding="utf-8")
-    headings = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
-    return {heading.replace(" ", "-") for heading in headings} | set(re.findall(r'<a id="([^"]+)">', text))
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_to_places_that_are_there(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]*\.md|)#([^)]+)\)", document.read_text(encoding="utf-8"))
-    there = {path: anchors(document.parent / path if path else document) for path, _ in links if "://" not in path}
-    assert [f"{path}#{place}" for path, place in links if path in there and place not in there[path]] == []
+def test_links_lead_to_files_and_places_that_are_there(document: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not leads_somewhere(document, link)] == []
 
 
 def test_contributing_names_files_that_are_there() -> None:

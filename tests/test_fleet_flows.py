@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -13,16 +14,18 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.flow_engine import run_flow_sync
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Completed, Pending
 
 from deployments.setup import GPU_POOLS, PRIORITIES, make_automation, make_pool, qualifying
 from flows.fleet import Requalify, WatchReleases, requalify, watch_releases
-from flows.qualify import QualifyHost, QualifyRelease, on_host, qualified, qualify_release
+from flows.qualify import on_host, qualify_release, run_qualification
 from infra.bench.passing import passing, write_bench_recipe, write_engine
 from tasks import releases
-from tasks.fleet import RELEASE, REQUALIFICATION, TAG, run_on_fleet, start_on_fleet
+from tasks.fleet import TAG, run_on_fleet, start_on_fleet
 from tasks.outcome import HostOutcome, outcome_state, state_of_fleet
 from tests.approval.builder import approved, made_key, publish_report, with_gate
+from tests.faults.proxy import NetworkFault, network
 from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
 from vllm_qualify.errors import CallerError, HostError
@@ -34,6 +37,7 @@ from vllm_qualify.releases import known
 from vllm_qualify.releases.source import Available, ImageSource, Source
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.request import RELEASE, REQUALIFICATION, QualifyHost, QualifyRelease
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_own_prefect")]
 
@@ -64,12 +68,14 @@ def pools(client: SyncPrefectClient) -> None:
         )
 
 
-def started(client: SyncPrefectClient) -> list[FlowRun]:
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG])))
-
-
 def request_of(run: FlowRun) -> QualifyHost:
     return QualifyHost.model_validate(run.parameters["request"])
+
+
+def started(client: SyncPrefectClient, store: str) -> list[FlowRun]:
+    """The runs on hosts that publish in this store."""
+    of_fleet = FlowRunFilter(tags=FlowRunFilterTags(all_=[TAG]))
+    return [run for run in client.read_flow_runs(flow_run_filter=of_fleet) if request_of(run).store == store]
 
 
 @pytest.mark.usefixtures("pools")
@@ -96,14 +102,9 @@ def test_a_host_is_asked_for_the_same_release_as_all_others() -> None:
     def asked() -> dict[str, object]:
         return on_host(request, "cpu")
 
-    host_request = QualifyHost.model_validate(asked())
-    assert host_request == QualifyHost(
-        recipe="reference",
-        allow_code=True,
-        choice=request.choice.model_copy(update={"gpu_type": "cpu"}),
-        store=request.store,
-        renew_days=3,
-    )
+    choice = request.choice.model_copy(update={"gpu_type": "cpu"})
+    wanted = QualifyHost(recipe="reference", allow_code=True, choice=choice, store=request.store, renew_days=3)
+    assert QualifyHost.model_validate(asked()) == wanted
 
 
 @pytest.mark.usefixtures("pools")
@@ -114,10 +115,10 @@ def test_a_run_is_started_once_however_often_it_is_asked_for(client: SyncPrefect
             start_on_fleet("cpu", {"recipe": "reference", "store": "file:///once"}, REQUALIFICATION)
 
     asking(3)
-    (run,) = [run for run in started(client) if request_of(run).store == "file:///once"]
+    (run,) = started(client, "file:///once")
     assert (run.work_queue_name, run.work_pool_name) == (REQUALIFICATION, "cpu")
     asking(1)
-    assert len([run for run in started(client) if request_of(run).store == "file:///once"]) == 2, "by another flow run"
+    assert len(started(client, "file:///once")) == 2, "by another flow run"
 
 
 @pytest.mark.usefixtures("pools")
@@ -139,7 +140,7 @@ def test_a_run_on_a_host_is_nested_in_the_one_that_started_it_also_after_a_resta
     client.set_flow_run_state(parent.id, AwaitingRetry(), force=True)
     again = client.read_flow_run(parent.id)
     run_flow_sync(releasing, flow_run=again, parameters={"is_killed": False})
-    (host,) = [run for run in started(client) if request_of(run).store == "file:///nested"]
+    (host,) = started(client, "file:///nested")
     assert host.parent_task_run_id is not None
     shown = client.read_task_run(host.parent_task_run_id)
     assert (shown.flow_run_id, shown.state_name) == (parent.id, "Approved")
@@ -215,10 +216,38 @@ def test_a_flow_that_ends_in_such_a_state_still_gives_its_reports(
     failed = published(tmp_path, False)
     request = QualifyRelease(recipe="reference", store=store.url)
     monkeypatch.setattr("flows.qualify.qualify_here", lambda _: [failed])
-    assert qualified(request) == [failed]
+    assert run_qualification(request) == [failed]
     monkeypatch.setattr("flows.qualify.qualify_here", lambda _: no_such_recipe())
     with pytest.raises(CallerError, match="no such recipe"):
-        qualified(request)
+        run_qualification(request)
+
+
+@contextmanager
+def answers_lost() -> Iterator[None]:
+    """The answers to a flow run's states Running and its final one are lost."""
+    lost: tuple[NetworkFault, ...] = ("none", "reset")
+    with network(PREFECT_API_URL.value(), lost, part="/set_state") as between:
+        with temporary_settings({PREFECT_API_URL: f"{between.url}/api"}):
+            yield
+        assert not between.is_faulty
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_an_outcome_whose_answer_is_lost_still_gives_its_reports(
+    passed: bool, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's client asks again, and gets the state as the server has it: without its reports."""
+    ended = published(tmp_path, passed)
+    monkeypatch.setattr("flows.qualify.qualify_here", lambda _: [ended])
+    request = QualifyRelease(recipe="reference", store=store.url)
+    with answers_lost():
+        assert run_qualification(request) == [ended]
+
+
+def test_an_error_whose_answer_is_lost_is_still_raised(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.qualify.qualify_here", lambda _: no_such_recipe())
+    with answers_lost(), pytest.raises(CallerError, match="no such recipe"):
+        run_qualification(QualifyRelease(recipe="reference", store=store.url))
 
 
 def test_a_recipe_that_runs_code_stops_before_anything_is_looked_for(store: Store, tmp_path: Path) -> None:
@@ -229,7 +258,7 @@ def test_a_recipe_that_runs_code_stops_before_anything_is_looked_for(store: Stor
     for gpu_types in ([], ["cpu"]):
         request = QualifyRelease(recipe=recipe, gpu_types=gpu_types, store=store.url, release_key="r")
         with pytest.raises(CallerError, match=r"the recipe runs code: variants\.bf16\.server\.trust-remote-code"):
-            qualified(request)
+            run_qualification(request)
     assert not list(store.keys("")), "the release is not claimed"
 
 
@@ -247,7 +276,7 @@ def test_what_takes_long_is_a_task_and_each_cell_has_artifacts_of_its_own(
         monkeypatch.setenv(f"VLLM_QUALIFY_{name}", str(tmp_path / name.lower()))
     request = QualifyRelease(recipe=str(tmp_path / "recipe.yaml"), store=(tmp_path / "store").as_uri())
     with passing():
-        reports = qualified(request)
+        reports = run_qualification(request)
     assert [each.passed for each in reports] == [True, True]
     (run,) = [run for run in client.read_flow_runs() if run.parameters.get("request", {}).get("recipe") == request.recipe]
     assert run.state is not None
@@ -294,13 +323,13 @@ def test_a_new_image_is_reported_once_and_a_moved_tag_is_a_new_one(
     store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     emitted: list[Source] = []
-    really = known.emitted
+    really = known.record_emission
 
     def noted(store: Store, source: Source, key: str, now: datetime) -> None:
         emitted.append(source)
         really(store, source, key, now)
 
-    monkeypatch.setattr(known, "emitted", noted)
+    monkeypatch.setattr(known, "record_emission", noted)
     old = Available(identity="sha256:" + "0" * 64, tags=["v0.31.0"])
     registry([old])
     watch_releases(watching(store))
@@ -361,7 +390,7 @@ def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypat
     qualify_release(request)
     qualify_release(request)
     assert len(asked) == 1
-    assert UUID(known.claimed(store, key).by)
+    assert UUID(known.read_claim(store, key).by)
 
 
 @pytest.mark.usefixtures("pools")
@@ -371,14 +400,11 @@ def test_what_is_approved_is_looked_at_again_on_its_own_host(
     stored = publish_report(store, tmp_path / "runs")
     approved(store, stored, made_key(tmp_path / "adas.pem"), datetime.now(UTC))
     requalify_of(stored.report.plan.cell.recipe, store, monkeypatch)
-    (run,) = [run for run in started(client) if request_of(run).store == store.url]
+    (run,) = started(client, store.url)
     request, cell = request_of(run), stored.report.plan.cell
     assert (run.work_pool_name, run.work_queue_name) == (f"gpu-{cell.gpu_type}", REQUALIFICATION)
-    assert (request.choice.variant, request.choice.gpu_type, request.choice.profile) == (
-        cell.variant,
-        cell.gpu_type,
-        cell.profile,
-    )
+    asked = request.choice
+    assert (asked.variant, asked.gpu_type, asked.profile) == (cell.variant, cell.gpu_type, cell.profile)
     assert (request.reuse.of, request.renew_days, request.allow_code) == ("all", 14, True)
 
 

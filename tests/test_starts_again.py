@@ -10,14 +10,14 @@ import pytest
 from prefect import flow
 
 import tasks.starts
-from tests.runs.test_runs import captured_plan, store_in
+from tests.builders.captured_runs import captured_plan, store_in
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import ReleaseError
-from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.measurement import valid
+from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id
-from vllm_qualify.publish.kept import Reuse
+from vllm_qualify.plan.request import Reuse
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.stored import reuse_stage
@@ -66,7 +66,7 @@ class Servers:
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     servers = Servers()
     monkeypatch.setattr(tasks.starts, "serve", servers.serve)
-    monkeypatch.setattr(stages, "measure_start", servers.measure)
+    monkeypatch.setattr("vllm_qualify.evidence.stages.starts.measure_start", servers.measure)
     return servers
 
 
@@ -121,7 +121,7 @@ def test_what_is_finished_is_not_measured_again(plan: CellPlan, servers: Servers
 def test_a_run_that_needs_no_other_start_says_so(plan: CellPlan, servers: Servers, tmp_path: Path) -> None:
     """Its stage is there, so that it cannot be left out; here an absolute gate surely fails."""
     run = cell(plan)
-    smoke = stages.TABLE["smoke"].run(run.plan, run.evidence, lambda _: [], {})
+    smoke = SMOKE.record(run.plan, run.evidence, lambda _: [])
     failing = next(gate for gate in run.plan.gates if gate.metric.startswith("smoke"))
     missed = valid(failing.metric, 0.0, "smoke/replies.json", sample_count=2)
     run.save_stage(smoke.model_copy(update={"measurements": [missed]}))

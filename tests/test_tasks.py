@@ -31,11 +31,12 @@ from tests.releases.service import Answer, Asked, serving
 from tests.report.builder import passed_report
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.hub import wait_asked_s
-from vllm_qualify.engine.launch import Launch
-from vllm_qualify.engine.process import guarded
+from vllm_qualify.engine.process import running_guarded
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import HostError, ReleaseError, StoreBusyError, StoreError
-from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.measurement import StageEvidence
+from vllm_qualify.evidence.stages.smoke import SMOKE
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 
@@ -47,20 +48,8 @@ PUBLISHED = Published(outcome="passed", passed=True, run=Run(folder=Path("run"))
 DIGEST = "sha256:" + "a" * 64
 HAS_IT = Answer(headers={"Docker-Content-Digest": DIGEST})
 # In its own words, not those of the code: what runs tools on a server, or starts it.
-MEASURES = [
-    "fit",
-    "smoke",
-    "contract",
-    "accuracy",
-    "likelihood",
-    "load",
-    "speculation",
-    "speculation in turn",
-    "sweep",
-    "soak",
-    "warm starts",
-    "further start",
-]
+ON_THE_SERVER: list[StageName] = ["smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "soak"]
+MEASURES = ["fit", *ON_THE_SERVER, "speculation in turn", "warm starts", "further start"]
 HOUR_S, DAY_S = 3600, 86_400
 # Tasks with another limit than an hour: what they may wait for. The parameters are those of `GIVEN`.
 LIMITS_S = {
@@ -72,6 +61,7 @@ LIMITS_S = {
     "reuse": 4 * HOUR_S,
     "published before": 4 * HOUR_S,
     "keep": 4 * HOUR_S,
+    "baseline": 4 * HOUR_S,
     "lost runs": HOUR_S + 100,
     "decision": HOUR_S + 1000,
 }
@@ -120,26 +110,17 @@ def resolved(*refusals: Answer) -> tuple[str | None, int]:
     return digest, [asked.method for asked in registry.asked].count("HEAD")
 
 
-def test_a_registry_that_is_busy_is_asked_again() -> None:
+def test_a_registry_that_is_busy_is_asked_again_and_one_that_refuses_is_not() -> None:
     assert resolved(Answer(429), Answer(503)) == (DIGEST, 3)
+    assert resolved(*[Answer(429)] * 20) == (None, 1 + RETRIES), "the tries end"
+    assert resolved(Answer(403)) == (None, 1)
 
 
-def test_it_is_asked_no_sooner_than_it_wants(waited: list[float]) -> None:
-    assert resolved(Answer(429, headers={"Retry-After": "7"})) == (DIGEST, 2)
-    assert waited == [7.0]
-
-
-def test_nobody_waits_for_a_registry_that_wants_hours(waited: list[float]) -> None:
+def test_it_is_asked_no_sooner_than_it_wants_and_not_at_all_if_it_wants_hours(waited: list[float]) -> None:
     assert resolved(Answer(429, headers={"Retry-After": f"{LONGEST_WAIT_S + 1:.0f}"})) == (None, 1)
     assert waited == []
-
-
-def test_the_tries_end() -> None:
-    assert resolved(*[Answer(429)] * 20) == (None, 1 + RETRIES)
-
-
-def test_a_registry_that_refuses_is_not_asked_again() -> None:
-    assert resolved(Answer(403)) == (None, 1)
+    assert resolved(Answer(429, headers={"Retry-After": "7"})) == (DIGEST, 2)
+    assert waited == [7.0]
 
 
 def test_a_wait_is_reported_in_seconds_or_as_a_date() -> None:
@@ -165,20 +146,20 @@ def tries(error: Exception, once: bool = False) -> int:
 
 def test_only_what_may_pass_is_tried_again() -> None:
     """By the error's own word; a release that failed is never tried again, whatever its log says."""
-    assert tries(HostError("no answer", "wait", retry=True)) == 1 + RETRIES
-    assert tries(StoreBusyError("slow down", "wait")) == 1 + RETRIES
-    assert tries(httpx.ConnectError("Prefect's server is away")) == 1 + RETRIES
-    assert tries(HostError("no driver", "install one")) == 1
-    assert tries(StoreError("no permission", "ask")) == 1
-    assert tries(ReleaseError("killed", "see its log", retry=True)) == 1
-    assert tries(ValueError("a defect")) == 1
-    assert tries(HostError("no answer", "wait", retry=True), once=True) == 1
+    away = HostError("no answer", "wait", retry=True)
+    for error in (away, StoreBusyError("slow down", "wait"), httpx.ConnectError("Prefect's server is away")):
+        assert tries(error) == 1 + RETRIES
+    lasting = (HostError("no driver", "install one"), StoreError("no permission", "ask"), ValueError("a defect"))
+    for final in (*lasting, ReleaseError("killed", "see its log", retry=True)):
+        assert tries(final) == 1
+    assert tries(away, once=True) == 1
 
 
 def all_tasks() -> Iterator[Task[..., Any]]:
     for path in Path(tasks.__file__).parent.glob("*.py"):
         module = importlib.import_module(f"tasks.{path.stem}" if path.stem != "__init__" else "tasks")
         yield from (each for each in vars(module).values() if isinstance(each, Task))
+    yield from map(tasks.measure.task_of, ON_THE_SERVER)
 
 
 def test_no_task_measures_twice_or_is_cached() -> None:
@@ -210,16 +191,12 @@ def limit_of(task: Task[..., Any], monkeypatch: pytest.MonkeyPatch) -> float:
     return limit_s
 
 
-def test_every_task_has_a_time_limit_and_what_measures_has_that_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    other_stage = {"warm starts": "serve", "further start": "starts", "speculation in turn": "speculation"}
-    measuring = {name: other_stage.get(name, name) for name in [*MEASURES, "baseline"]}
-    plan: Any = GIVEN["run"].plan
+def test_every_task_has_a_time_limit_and_what_measures_has_a_week(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(task.name, limit_of(task, monkeypatch)) for task in all_tasks()]
     assert len(limits) > 25
-    assert {name for name, _ in limits} >= {*LIMITS_S, *measuring}
+    assert {name for name, _ in limits} >= {*LIMITS_S, *MEASURES}
     for name, limit_s in limits:
-        stage: Any = measuring.get(name)
-        assert limit_s == (stages.longest_s(plan, stage) if stage else LIMITS_S.get(name, HOUR_S)), name
+        assert limit_s == (7 * DAY_S if name in MEASURES else LIMITS_S.get(name, HOUR_S)), name
 
 
 def test_a_stage_is_kept_within_the_limit_of_what_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +230,9 @@ def publish_with(monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], store: st
     return in_flow(lambda: at_once(tasks.decide.publish)(RUN, store))
 
 
-def test_a_busy_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    outcomes = [StoreBusyError("slow down", "wait"), StoreBusyError("slow down", "wait"), PUBLISHED]
-    assert publish_with(monkeypatch, outcomes, tmp_path.as_uri()) == PUBLISHED
-
-
-def test_a_store_that_refuses_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_busy_store_is_tried_again_and_one_that_refuses_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    busy = [StoreBusyError("slow down", "wait"), StoreBusyError("slow down", "wait"), PUBLISHED]
+    assert publish_with(monkeypatch, busy, tmp_path.as_uri()) == PUBLISHED
     outcomes = [StoreError("no permission", "ask"), PUBLISHED]
     with pytest.raises(StoreError, match="no permission"):
         publish_with(monkeypatch, outcomes, tmp_path.as_uri())
@@ -280,11 +254,11 @@ def test_what_was_measured_is_kept_again_though_it_is_not_measured_again(
             raise error
 
     monkeypatch.setattr(Run, "plan", passed_report().plan)
-    monkeypatch.setattr("vllm_qualify.evidence.stages.smoke_stage", measure)
+    monkeypatch.setattr(SMOKE, "run", measure)
     monkeypatch.setattr(tasks.measure, "keep", keep)
     monkeypatch.setattr(tasks.measure, "keep_stage", at_once(tasks.measure.keep_stage))
     served: Any = SimpleNamespace()
-    assert in_flow(lambda: tasks.measure.smoke_test(served, run, tmp_path.as_uri())) == stage
+    assert in_flow(lambda: tasks.measure.measure_stage("smoke", served, run, run, tmp_path.as_uri())) == stage
     assert (measured, kept) == ([1], [])
 
 
@@ -301,7 +275,7 @@ class Tool:
 
     @contextmanager
     def running(self, command: list[str], grace_s: float = 10.0) -> Iterator[None]:
-        with guarded(command, quiet_environment(), self.log, grace_s) as process:
+        with running_guarded(command, quiet_environment(), self.log, grace_s) as process:
             while "runs" not in self.log.read_text():
                 assert process.end() is None, self.log.read_text()
                 time.sleep(0.05)  # the program needs a moment to begin
@@ -311,6 +285,10 @@ class Tool:
     @property
     def left(self) -> list[int]:
         return [pid for pid in self.pids if psutil.pid_exists(pid)]
+
+    @property
+    def ran_and_left_nothing(self) -> bool:
+        return bool(self.pids) and not self.left
 
 
 # pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
@@ -328,10 +306,8 @@ def test_a_task_whose_time_is_over_leaves_no_process_behind(tmp_path: Path) -> N
 
     with pytest.raises(HostError, match="'hangs' did not end within 2 s") as raised:
         in_flow(hangs)
-    assert raised.value.place == "load"
-    assert "reuses the stages" in raised.value.remedy
-    assert tool.pids
-    assert tool.left == []
+    assert (raised.value.place, "reuses the stages" in raised.value.remedy) == ("load", True)
+    assert tool.ran_and_left_nothing
 
 
 @by_alarm
@@ -382,8 +358,7 @@ def test_a_task_within_a_task_ends_with_it_and_leaves_it_its_limit(tmp_path: Pat
     with pytest.raises(HostError, match="'outer' did not end within 3 s"):
         in_flow(outer)
     assert begun == ["ends", "hangs"]
-    assert tool.pids
-    assert tool.left == []
+    assert tool.ran_and_left_nothing
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
@@ -417,8 +392,7 @@ def test_a_limit_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> None:
 
     with pytest.raises(HostError):
         in_flow(cleans_up)
-    assert tool.pids
-    assert tool.left == []
+    assert tool.ran_and_left_nothing
 
 
 def test_a_context_begins_in_a_task_and_ends_with_its_block(tmp_path: Path) -> None:

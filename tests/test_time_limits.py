@@ -10,15 +10,16 @@ import psutil
 import pytest
 
 import tasks.measure
-from flows.qualify import QualifyRelease, qualified
+from flows.qualify import run_qualification
 from infra.bench.passing import passing, write_bench_recipe, write_engine
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.process import guarded
+from vllm_qualify.engine.process import running_guarded
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence import stages
 from vllm_qualify.evidence.load import client
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.home import runs_folder
+from vllm_qualify.runs.request import QualifyRelease
 
 # pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread"), pytest.mark.usefixtures("on_prefect")]
@@ -38,7 +39,7 @@ class Programs:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        with guarded(["sleep", "3600"], quiet_environment(), self.folder / f"{name}.log") as process:
+        with running_guarded(["sleep", "3600"], quiet_environment(), self.folder / f"{name}.log") as process:
             self.pids.append(process.guard_pid)
             yield
 
@@ -61,8 +62,15 @@ class Programs:
 
 def short(monkeypatch: pytest.MonkeyPatch, stage: str, limit_s: float) -> None:
     """One stage has this limit, and the others have their own."""
-    planned = stages.longest_s
-    monkeypatch.setattr(stages, "longest_s", lambda plan, name: limit_s if name == stage else planned(plan, name))
+    usual = tasks.measure.task_of.__wrapped__
+
+    def task_of(name: StageName) -> Any:
+        with pytest.MonkeyPatch.context() as patched:
+            if name == stage:
+                patched.setattr(tasks.measure, "MEASURING_LIMIT_S", limit_s)
+            return usual(name)
+
+    monkeypatch.setattr(tasks.measure, "task_of", task_of)
 
 
 def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
@@ -74,7 +82,7 @@ def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
         patched.setattr(client, "measure_load", programs.hang)
         short(patched, "load", 2.0)
         with pytest.raises(HostError, match="'load' did not end within 2 s") as raised:
-            qualified(request_)
+            run_qualification(request_)
     assert (len(programs.pids), programs.left) == (2, [])
     assert raised.value.place == "load"
     (folder,) = runs_folder().iterdir()
@@ -84,7 +92,7 @@ def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
     assert "'load' did not end within 2 s" in (folder / "failure.html").read_text().replace("&#39;", "'")
 
     with passing():
-        (published,) = qualified(request_)
+        (published,) = run_qualification(request_)
     taken = {stage.stage: stage.taken_from for stage in published.run.stages()}
     assert (taken["smoke"], taken["accuracy"], taken["load"]) == (run.id, run.id, None)
 
@@ -98,7 +106,7 @@ def test_a_stage_that_hangs_while_it_is_kept_ends_too(
         patched.setattr(tasks.measure, "keep", programs.hang)
         short(patched, "smoke", 2.0)
         with pytest.raises(HostError, match="'smoke' did not end within 2 s"):
-            qualified(request_)
+            run_qualification(request_)
     assert (len(programs.pids), programs.left) == (1, [])
     (folder,) = runs_folder().iterdir()
     assert [stage.stage for stage in Run(folder=folder).stages()] == ["smoke"]
@@ -106,7 +114,7 @@ def test_a_stage_that_hangs_while_it_is_kept_ends_too(
 
 def test_a_run_in_its_limits_has_no_warning_about_them(request_: QualifyRelease, caplog: pytest.LogCaptureFixture) -> None:
     with passing():
-        (published,) = qualified(request_)
+        (published,) = run_qualification(request_)
     assert published.passed
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line for line in warnings if "timeout" in line.lower() or "alarm" in line.lower()] == []

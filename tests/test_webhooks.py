@@ -20,7 +20,7 @@ SHOWN = {"X-Webhook-Secret": SECRET}
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     """When the fleet was asked to look."""
     times: list[datetime] = []
-    monkeypatch.setattr(webhooks, "_look", times.append)
+    monkeypatch.setattr(webhooks, "_plan_look", times.append)
     monkeypatch.setenv(webhooks.SECRET, SECRET)
     return times
 
@@ -90,7 +90,7 @@ def test_webhooks_of_half_a_minute_share_one_look_at_its_end() -> None:
         deployment = prefect.create_deployment(prefect.create_flow(watching), "watch")
         first, second = (webhooks._end_of_slot(datetime.fromtimestamp(second, UTC)) for second in (1e9, 1e9 + 40))
         for at in (first, first, second):
-            webhooks._look(at)
+            webhooks._plan_look(at)
         runs = prefect.read_flow_runs(deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])))
     assert sorted(run.expected_start_time for run in runs if run.expected_start_time) == [first, second]
     assert all(run.state is not None and run.state.is_scheduled() for run in runs)

@@ -8,25 +8,24 @@ from typing import Any
 
 import httpx
 
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 
 # A page of metrics has some hundred kilobytes, a long reply some megabytes with its likelihoods.
 MOST_BYTES = 64 * 2**20
 PLAIN = "identity"
 
 
-def asked(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Response:
+def ask_within(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Response:
     """The answer to one request, whole within `limit_s`. `named` goes to httpx.
 
-    Raises:
-        httpx.HTTPError: there is none in time, it has more than `most_bytes`, or it is compressed, which was not asked for.
+    Raises httpx.HTTPError if there is none in time, it has more than `most_bytes`, or it is compressed without being asked to.
     """
 
     def ask() -> httpx.Response:
         hooks = {"response": [bounded(limit_s, most_bytes)]}
         with httpx.Client(
             timeout=limit_s,
-            verify=_certificates(),
+            verify=_trusted_certificates(),
             event_hooks=hooks,
             headers={"Accept-Encoding": PLAIN},
             follow_redirects=True,
@@ -34,13 +33,13 @@ def asked(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, *
             return client.request(method, url, **named)
 
     try:
-        return within(limit_s, ask)
+        return call_within(limit_s, ask)
     except TimeoutError as error:
         raise httpx.ReadTimeout(str(error)) from error
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
+def _trusted_certificates() -> ssl.SSLContext:
     """Those that are trusted, read once: each time takes 25 ms, as long as a short question to a server itself."""
     return httpx.create_ssl_context()
 

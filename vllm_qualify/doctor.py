@@ -5,15 +5,16 @@ import importlib
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 
-from vllm_qualify.engine.confine import can_confine, landlock_version
 from vllm_qualify.engine.confinement import USE_LANDLOCK
-from vllm_qualify.engine.docker_host import docker_host, platform_of
+from vllm_qualify.engine.containers.host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
+from vllm_qualify.engine.landlock import can_confine, landlock_version
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
-from vllm_qualify.errors import QualifyError
+from vllm_qualify.errors import HostError, QualifyError
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.runs.home import home
 
@@ -40,7 +41,16 @@ def examine() -> list[Diagnosis]:
     return [check() for check in CHECKS]
 
 
-def _orchestrator() -> Diagnosis:
+def _diagnose(what: str, find: Callable[[], str], is_optional: bool | Callable[[], bool] = False) -> Diagnosis:
+    """What `find` says, or the error that it raises. Whether a missing part is optional is asked only then."""
+    try:
+        return Diagnosis(what=what, ok=True, detail=find())
+    except QualifyError as error:
+        optional = is_optional if isinstance(is_optional, bool) else is_optional()
+        return Diagnosis(what=what, ok=False, detail=error.problem, remedy=error.remedy, optional=optional)
+
+
+def _find_orchestrator() -> str:
     versions, missing = {}, []
     for name in TOOLS:
         try:
@@ -48,35 +58,30 @@ def _orchestrator() -> Diagnosis:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        return Diagnosis(what="orchestrator", ok=False, detail=f"no {', '.join(missing)}", remedy="run `make setup`")
-    return Diagnosis(what="orchestrator", ok=True, detail=", ".join(f"{name} {version}" for name, version in versions.items()))
+        raise HostError(f"no {', '.join(missing)}", "run `make setup`")
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _flows() -> Diagnosis:
+def _find_flows() -> str:
     try:
         importlib.import_module("flows")
-    except ImportError:
+    except ImportError as error:
         remedy = "install from a checkout: `make setup`, or pip install --editable"
-        return Diagnosis(what="flows", ok=False, detail="flows and tasks are not importable", remedy=remedy)
-    return Diagnosis(what="flows", ok=True, detail="importable")
+        raise HostError("flows and tasks are not importable", remedy) from error
+    return "importable"
 
 
-def _engine() -> Diagnosis:
-    try:
-        engine = find_engine()
-        identity = engine.identity()
-    except QualifyError as error:
-        return Diagnosis(what="engine", ok=False, detail=error.problem, remedy=error.remedy)
-    return Diagnosis(what="engine", ok=True, detail=f"vLLM {identity.version} at {engine.python.parent.parent}")
+def _find_vllm() -> str:
+    engine = find_engine()
+    return f"vLLM {engine.identity().version} at {engine.python.parent.parent}"
 
 
-def _libnuma() -> Diagnosis:
+def _find_libnuma() -> str:
     try:
         ctypes.CDLL("libnuma.so.1")
-    except OSError:
-        detail = "vLLM's CPU workers die without it"
-        return Diagnosis(what="libnuma1", ok=False, detail=detail, remedy="apt-get install libnuma1", optional=_has_gpus())
-    return Diagnosis(what="libnuma1", ok=True, detail="installed")
+    except OSError as error:
+        raise HostError("vLLM's CPU workers die without it", "apt-get install libnuma1") from error
+    return "installed"
 
 
 def _has_gpus() -> bool:
@@ -86,98 +91,69 @@ def _has_gpus() -> bool:
         return True
 
 
-def _machine() -> Diagnosis:
-    try:
-        machine = detect()
-        check_driver(machine)
-    except QualifyError as error:
-        return Diagnosis(what="GPU type", ok=False, detail=error.problem, remedy=error.remedy)
-    return Diagnosis(
-        what="GPU type", ok=True, detail=f"{machine.gpu_type}: {machine.name}, {machine.count}, {machine.memory_mib:,} MiB"
-    )
+def _find_gpus() -> str:
+    machine = detect()
+    check_driver(machine)
+    return f"{machine.gpu_type}: {machine.name}, {machine.count}, {machine.memory_mib:,} MiB"
 
 
-def _memory() -> Diagnosis:
+def _find_memory() -> str:
     free_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
-    return Diagnosis(
-        what="memory",
-        ok=free_mib >= LEAST_FREE_MIB,
-        detail=f"{free_mib:,} MiB free",
-        remedy=f"free at least {LEAST_FREE_MIB:,} MiB",
-    )
+    if free_mib < LEAST_FREE_MIB:
+        raise HostError(f"{free_mib:,} MiB free", f"free at least {LEAST_FREE_MIB:,} MiB")
+    return f"{free_mib:,} MiB free"
 
 
-def _disk() -> Diagnosis:
+def _find_disk() -> str:
     folder = next(path for path in (home(), *home().parents) if path.exists())
-    free_mib = shutil.disk_usage(folder).free // 2**20
-    writable = os.access(folder, os.W_OK)
-    return Diagnosis(
-        what="disk",
-        ok=free_mib >= LEAST_FREE_MIB and writable,
-        detail=f"{free_mib:,} MiB free for {home()}{'' if writable else ', not writable'}",
-        remedy=f"free at least {LEAST_FREE_MIB:,} MiB there, or set VLLM_QUALIFY_HOME",
-    )
+    free_mib, writable = shutil.disk_usage(folder).free // 2**20, os.access(folder, os.W_OK)
+    detail = f"{free_mib:,} MiB free for {home()}{'' if writable else ', not writable'}"
+    if free_mib < LEAST_FREE_MIB or not writable:
+        raise HostError(detail, f"free at least {LEAST_FREE_MIB:,} MiB there, or set VLLM_QUALIFY_HOME")
+    return detail
 
 
-def _docker() -> Diagnosis:
+def _find_docker() -> str:
     try:
         with docker_host("check") as host:
-            detail = f"Docker Engine {host.version()['Version']}, {platform_of(host)}"
+            return f"Docker Engine {host.version()['Version']}, {platform_of(host)}"
     except QualifyError as error:
-        remedy = f"only for --launcher docker: {error.remedy}"
-        return Diagnosis(what="Docker", ok=False, detail=error.problem, remedy=remedy, optional=True)
-    return Diagnosis(what="Docker", ok=True, detail=detail)
+        raise HostError(error.problem, f"only for --launcher docker: {error.remedy}") from error
 
 
-def _leftovers() -> Diagnosis:
+def _find_confinement() -> str:
+    if not can_confine():
+        raise HostError("code of a model, as a process, could read this user's keys", USE_LANDLOCK)
+    return f"Landlock, version {landlock_version()}"
+
+
+def _find_program(program: str, install: str) -> str:
+    if path := shutil.which(program):
+        return path
+    raise HostError("not installed", f"only for the tests: {install}")
+
+
+def _check_leftovers() -> Diagnosis:
     try:
         names = [leftover.name for launcher in LAUNCHERS.values() for leftover in launcher.leftovers()]
+        detail, remedy, otherwise = ", ".join(names) or "none", "vllm-qualify doctor --clean", "found"
     except QualifyError as error:
-        return Diagnosis(
-            what="leftovers", ok=False, detail=error.problem, remedy=error.remedy, optional=True, otherwise="unknown"
-        )
-    detail = ", ".join(names) or "none"
-    return Diagnosis(
-        what="leftovers", ok=not names, detail=detail, remedy="vllm-qualify doctor --clean", optional=True, otherwise="found"
-    )
+        names, detail, remedy, otherwise = [""], error.problem, error.remedy, "unknown"
+    return Diagnosis(what="leftovers", ok=not names, detail=detail, remedy=remedy, optional=True, otherwise=otherwise)
 
 
-def _confinement() -> Diagnosis:
-    version = landlock_version()
-    if can_confine():
-        return Diagnosis(what="confinement", ok=True, detail=f"Landlock, version {version}")
-    return Diagnosis(
-        what="confinement",
-        ok=False,
-        detail="code of a model, as a process, could read this user's keys",
-        remedy=USE_LANDLOCK,
-        optional=True,
-    )
-
-
-def _radosgw() -> Diagnosis:
-    program = shutil.which("radosgw")
-    remedy = "only for the tests: infra/radosgw.sh install"
-    return Diagnosis(what="radosgw", ok=bool(program), detail=program or "not installed", remedy=remedy, optional=True)
-
-
-def _chromium() -> Diagnosis:
-    program = shutil.which("chromium-headless-shell")
-    remedy = "only for the tests: infra/debian-package.sh chromium-headless-shell"
-    return Diagnosis(what="chromium", ok=bool(program), detail=program or "not installed", remedy=remedy, optional=True)
-
-
+CHROMIUM = "chromium-headless-shell"
 CHECKS: tuple[Callable[[], Diagnosis], ...] = (
-    _orchestrator,
-    _flows,
-    _engine,
-    _libnuma,
-    _machine,
-    _memory,
-    _disk,
-    _docker,
-    _confinement,
-    _leftovers,
-    _radosgw,
-    _chromium,
+    partial(_diagnose, "orchestrator", _find_orchestrator),
+    partial(_diagnose, "flows", _find_flows),
+    partial(_diagnose, "engine", _find_vllm),
+    partial(_diagnose, "libnuma1", _find_libnuma, _has_gpus),
+    partial(_diagnose, "GPU type", _find_gpus),
+    partial(_diagnose, "memory", _find_memory),
+    partial(_diagnose, "disk", _find_disk),
+    partial(_diagnose, "Docker", _find_docker, True),
+    partial(_diagnose, "confinement", _find_confinement, True),
+    _check_leftovers,
+    partial(_diagnose, "radosgw", partial(_find_program, "radosgw", "infra/radosgw.sh install"), True),
+    partial(_diagnose, "chromium", partial(_find_program, CHROMIUM, f"infra/debian-package.sh {CHROMIUM}"), True),
 )

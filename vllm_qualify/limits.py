@@ -18,15 +18,12 @@ class _Limited(threading.local):
 _limited = _Limited()
 
 
-def within(limit_s: float, call: Callable[[], T]) -> T:
+def call_within(limit_s: float, call: Callable[[], T]) -> T:
     """What `call` returns or raises, if it does so in time.
 
     A time limit of a socket is for one read, and a server that sends a byte now and then never reaches it. The call runs in a
     thread, and one that takes too long is left behind there: its connections' own limits end it, or the end of this process.
-    Within a call that must end sooner it needs no thread of its own.
-
-    Raises:
-        TimeoutError: it took longer than `limit_s`.
+    Within a call that must end sooner it needs no thread of its own. Raises TimeoutError if it took longer than `limit_s`.
     """
     until = time.monotonic() + limit_s
     if _limited.until is not None and _limited.until <= until:

@@ -22,7 +22,7 @@ _LETTER = rb"[A-Za-z0-9]"
 
 def known_secrets() -> list[str]:
     """The secrets in this process's environment, longest first: by the names of variables, and passwords in addresses."""
-    return sorted({secret for secret in _secrets() if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
+    return sorted({secret for secret in _find_secrets() if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
 
 
 def has_password(value: str) -> bool:
@@ -31,28 +31,30 @@ def has_password(value: str) -> bool:
 
 
 def redact(text: str) -> str:
-    return _redacted(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
+    return _redact_bytes(text.encode(errors="surrogatepass")).decode(errors="surrogatepass")
 
 
-def shown(text: str) -> str:
+def safe_text(text: str) -> str:
     """Outside text as a terminal may show it: without secrets, and with nothing in it that the terminal obeys."""
     return plain(redact(text))
 
 
 def plain(text: str) -> str:
     """Outside text with control, format and surrogate characters as escapes. Line ends and tabs stay."""
-    return text if text.isprintable() else "".join(map(_visible, text))
-
-
-def _visible(character: str) -> str:
-    harmless = character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs")
-    return character if harmless else character.encode("unicode_escape").decode()
+    if text.isprintable():
+        return text
+    return "".join(
+        character.encode("unicode_escape").decode()
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs") and character not in "\n\t"
+        else character
+        for character in text
+    )
 
 
 def redact_file(path: Path) -> None:
     """Redact the secrets in a file. A file without secrets is not rewritten."""
     content = path.read_bytes()
-    if (without := _redacted(content)) != content:
+    if (without := _redact_bytes(content)) != content:
         path.write_bytes(without)
 
 
@@ -62,7 +64,7 @@ def redact_files(folder: Path) -> None:
             redact_file(path)
 
 
-def _secrets() -> Iterator[str]:
+def _find_secrets() -> Iterator[str]:
     for name, value in os.environ.items():
         for password in _IN_ADDRESS.findall(value):
             yield from (password, unquote(password))
@@ -72,8 +74,8 @@ def _secrets() -> Iterator[str]:
             yield value.partition(":")[2]
 
 
-def _redacted(content: bytes) -> bytes:
-    for form in sorted({form for secret in known_secrets() for form in _forms(secret)}, key=len, reverse=True):
+def _redact_bytes(content: bytes) -> bytes:
+    for form in sorted({form for secret in known_secrets() for form in _written_forms(secret)}, key=len, reverse=True):
         if len(form) >= LONG_SECRET:
             content = content.replace(form, MARK)
         else:
@@ -81,7 +83,7 @@ def _redacted(content: bytes) -> bytes:
     return content
 
 
-def _forms(secret: str) -> list[bytes]:
+def _written_forms(secret: str) -> list[bytes]:
     """As it is, in JSON, in an address, and by base64, as in the header of a login."""
     given = secret.encode(errors="surrogateescape")
     written = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], quote(given, safe=""))

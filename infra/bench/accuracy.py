@@ -12,16 +12,16 @@ from infra.bench import price, worlds
 from infra.bench.answer_worlds import FIRST, Build, BuildPair
 from infra.bench.ended import EndedRelease, Seen, worst
 from infra.bench.plans import AnswerPlan, Task
-from vllm_qualify.evidence import answers
+from vllm_qualify.evidence.accuracy import blocks
 from vllm_qualify.evidence.measurement import Interval
-from vllm_qualify.evidence.starts import OF_A_BASELINE
+from vllm_qualify.evidence.starts import LEAST, LEAST_OF_A_BASELINE
 from vllm_qualify.judge import paired
-from vllm_qualify.judge.between import Between
-from vllm_qualify.judge.paired import Answers, Look, Record
+from vllm_qualify.judge.paired import LEAST_OF_A_CANDIDATE, Answers, AnswersLook, Record
 from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.judge.verdict import Checks, verdict_from
+from vllm_qualify.plan.cell import Between
+from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS
 from vllm_qualify.recipe.gates import Verdict
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
 # No candidate has so many looks: only the look at the last start that a plan allows ends the comparison whatever is known.
 ENDLESS = 10**6
@@ -75,35 +75,44 @@ def _of_baselines(baselines: Sequence[Answers]) -> float:
 
 
 def establish(rng: np.random.Generator, plan: AnswerPlan, task: Task, build: Build) -> Answers:
-    """A baseline: one start until its repetitions are enough for its own noise, and each further start once."""
-    record, started, order = None, build.started(rng), np.arange(task.questions)
+    """A baseline: started until its answers are enough for its own noise, and for what differs between its starts."""
+    least, order = min(plan.starts, LEAST_OF_A_BASELINE["answers"]), np.arange(task.questions)
+    record, repetition, started = None, 0, build.started(rng)
     for repetition in range(task.most_repetitions):
         record = _added(record, build, order, started.answered(rng), repetition, 0)
         known = paired.answers_by_question(record)
-        if repetition + 1 >= LEAST_REPETITIONS and repetition + 1 >= _needed(known, task):
+        if repetition + 1 >= LEAST_OF_A_CANDIDATE and repetition + 1 >= _needed(known, plan, task, least):
             break
-    for start in range(1, min(plan.starts, OF_A_BASELINE)):
-        record = _added(record, build, order, build.started(rng).answered(rng), repetition + start, start)
     assert record is not None
-    return paired.answers_by_question(record)
+    again = max(1, repetition)
+    for start in range(1, plan.starts):
+        if start >= least and _is_known(known, plan, task):
+            break
+        started = build.started(rng)
+        for _ in range(again):
+            repetition += 1
+            record = _added(record, build, order, started.answered(rng), repetition, start)
+        known = paired.answers_by_question(record)
+    return known
 
 
-def _needed(baseline: Answers, task: Task) -> int:
-    """As `compare.repetitions_to_establish`."""
-    return min(paired.repetitions_for(task.margin, baseline.noise, task.questions), task.most_repetitions)
+def _needed(baseline: Answers, plan: AnswerPlan, task: Task, starts: int) -> float:
+    """As `eligible.repetitions_to_establish`."""
+    needed = min(paired.repetitions_for(task.margin, baseline.noise, task.questions, plan.levels), task.most_repetitions)
+    return max(LEAST_REPETITIONS + starts - 1, needed) / starts
+
+
+def _is_known(baseline: Answers, plan: AnswerPlan, task: Task) -> bool:
+    """As `enough.is_known_of_baseline`."""
+    about = (baseline, task.margin, plan.levels)
+    return paired.share_of_a_baseline(*about) >= 1 or not paired.may_tell_enough(*about, plan.starts)
 
 
 class _Gate:
     """One task of a candidate under way."""
 
     def __init__(
-        self,
-        rng: np.random.Generator,
-        plan: AnswerPlan,
-        task: Task,
-        baseline: Answers,
-        build: Build,
-        known: Between | None,
+        self, rng: np.random.Generator, plan: AnswerPlan, task: Task, baseline: Answers, build: Build, known: Between | None
     ) -> None:
         self.task, self.asked, self._starts, self._repetitions = task, 0, 0, 0
         self._rng, self._plan, self._baseline, self._build, self._known = rng, plan, baseline, build, known
@@ -144,8 +153,8 @@ class _Gate:
 
     @property
     def is_settled(self) -> bool:
-        """As `stopping`: by one start nothing is, unless earlier runs show how much starts differ."""
-        if self._starts == 1 and self._known is None:
+        """As `stopping`: a few starts decide nothing."""
+        if self._starts < LEAST:
             return False
         return self.verdict != "inconclusive" or self._look.is_last
 
@@ -153,20 +162,20 @@ class _Gate:
     def seen(self) -> Seen | None:
         assert self._record is not None
         means = means_of_starts(self._record)
-        return means and Seen(build=means)
+        return Seen(build=means) if means else None
 
     def _ask(self, block: NDArray[np.int64], scores: worlds.Chances) -> None:
         self._record = _added(self._record, self._build, block, scores, self._repetitions, self._starts - 1)
         self.asked += len(block)
         self._growing.append(paired.answers_by_question(self._record))
-        self._look: Look = next(self._looks)
+        self._look: AnswersLook = next(self._looks)
         if self._starts == self._plan.starts > 1:
             *_, self._look = self._all_looks(iter(self._growing), len(self._growing))
 
-    def _all_looks(self, growing: Iterator[Answers], most: int) -> Iterator[Look]:
+    def _all_looks(self, growing: Iterator[Answers], most: int) -> Iterator[AnswersLook]:
         over_starts = self._plan.starts > 1 or len(self._baseline.starts.shifts) > 1 or self._known is not None
         about = (self.task.margin, self._plan.levels, most, self._known)
-        return paired.looks(self._baseline, growing, *about, over_starts=over_starts)
+        return paired.looks(self._baseline, growing, *about, over_starts=over_starts, most_starts=self._plan.starts)
 
 
 def means_of_starts(record: Record) -> StartMeans | None:
@@ -189,15 +198,11 @@ def means_of_starts(record: Record) -> StartMeans | None:
 
 
 def _added(
-    record: Record | None,
-    build: Build,
-    block: NDArray[np.int64],
-    scores: worlds.Chances,
-    repetition: int,
-    start: int,
+    record: Record | None, build: Build, block: NDArray[np.int64], scores: worlds.Chances, repetition: int, start: int
 ) -> Record:
     topics = build.topics if build.named else None
-    new = Record(block, scores[block], *(np.full(len(block), each) for each in (repetition, start)), len(scores), topics)
+    repetitions, starts = (np.full(len(block), each) for each in (repetition, start))
+    new = Record(block, scores[block], repetitions, starts, len(scores), topics)
     if record is None:
         return new
     return new._replace(
@@ -211,7 +216,7 @@ def _added(
 @cache
 def planned_looks(task: Task) -> tuple[int, ...]:
     """The numbers of answers of the first start after which the gates are judged."""
-    all_steps = answers.steps(task.settings, task.questions, task.most_repetitions, sequential=True)
+    all_steps = blocks.plan_steps(task.settings, task.questions, task.most_repetitions, sequential=True)
     return tuple(itertools.accumulate(len(step.questions) for step in all_steps))
 
 

@@ -73,7 +73,7 @@ def shifted(chance: Chances, amount: float) -> Chances:
 
 
 def usual(flips: float) -> World:
-    """Builds two repetitions of which differ on so many answers."""
+    """Two repetitions of a build differ on a share `flips` of the answers."""
     return lambda rng, questions, lost: BuildPair(*map(Build, worlds.builds(rng, questions, flips, lost)))
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_qualify.judge.between import Between
 from vllm_qualify.judge.start_means import StartMeans, between_starts
-from vllm_qualify.judge.verdict import worst as worst_of
+from vllm_qualify.judge.verdict import worst_verdict as worst_of
+from vllm_qualify.plan.cell import BetweenStarts
 from vllm_qualify.recipe.gates import Verdict
 
 
@@ -33,9 +33,9 @@ class EndedRelease(NamedTuple):
 class Known(NamedTuple):
     """What earlier runs show at one gate."""
 
-    start: Between | None = None
-    pair: Between | None = None
-    day: Between | None = None
+    start: BetweenStarts | None = None
+    pair: BetweenStarts | None = None
+    day: BetweenStarts | None = None
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
@@ -54,8 +54,6 @@ def known_from(runs: Sequence[Sequence[Seen | None]], gates: int, *, one_build: 
             builds.setdefault("one" if one_build else str(number), []).extend(means)
         label = next((means[0].label for means in builds.values() if means), "")
         shown = between_starts(label, builds, [str(number) for number in range(len(runs))])
-        about = {
-            each.of: Between(variance=each.variance, noise=each.noise, freedom=each.freedom, runs=len(runs)) for each in shown
-        }
+        about = {each.of: each for each in shown}
         known.append(Known(about.get("start"), about.get("pair"), about.get("day")))
     return known

@@ -19,11 +19,13 @@ from vllm_qualify.evidence.sequential import Levels, Sides
 from vllm_qualify.judge import relative
 
 LOOKS, FURTHER = range(5, 11), 3
+# Its chance of a wrong `pass`. Losses at the margin had no chance of a wrong `fail` of their own.
+FALSE_PASS, AT_MARGIN = 0.04, 0.0
 
 
 def minutes_of_answers(rng: np.random.Generator, plan: AnswerPlan, pairs: list[BuildPair]) -> float:
     """Of the server, for a candidate and a new baseline."""
-    ended = accuracy.release(rng, plan._replace(starts=1), pairs)
+    ended = accuracy.release(rng, plan._replace(starts=1, false_pass=FALSE_PASS, false_fail_at_margin=AT_MARGIN), pairs)
     every = sum(task.questions for task in plan.tasks)
     again = 0.0 if ended.verdict == "fail" else price.of_answers(1, every)
     return ended.minutes + again + price.of_answers(1, every)
@@ -33,7 +35,7 @@ def minutes_of_loads(rng: np.random.Generator, plan: RepeatPlan, world: LoadWorl
     gates = len(plan.margins)
     candidate, baseline = world.start(rng, LOOKS[-1], gates, slowdown)
     ours, theirs = np.exp(candidate).tolist(), np.exp(baseline).tolist()
-    for count, at in _bounds(plan.levels):
+    for count, at in _bounds(plan._replace(false_pass=FALSE_PASS, false_fail_at_margin=AT_MARGIN).levels):
         changes = [relative.in_turns(ours[gate][:count], theirs[gate][:count], "lower", at) for gate in range(gates)]
         verdicts = [below(change.interval, margin) for change, margin in zip(changes, plan.margins, strict=True)]
         if "fail" in verdicts or "inconclusive" not in verdicts:

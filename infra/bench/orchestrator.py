@@ -73,7 +73,7 @@ def run_here(recipe: Path) -> Cost:
     began = mark()
     flow: Any = importlib.import_module("flows.qualify")
     with passing(), _marked() as marks:
-        published = flow.qualified(flow.QualifyRelease(recipe=str(recipe)))
+        published = flow.run_qualification(flow.QualifyRelease(recipe=str(recipe)))
     left_out = min(FIRST_FEW, len(marks) - 1)
     first, last, counted = marks[left_out - 1], marks[-1], len(marks) - left_out
     return Cost(

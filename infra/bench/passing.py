@@ -23,18 +23,20 @@ from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client, Server, config_text
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
-from vllm_qualify.evidence import accuracy, smoke
-from vllm_qualify.evidence.accuracy import LmEval
-from vllm_qualify.evidence.answers import QuestionBlock, steps
+from vllm_qualify.evidence import smoke
+from vllm_qualify.evidence.accuracy import lm_eval_process
+from vllm_qualify.evidence.accuracy.blocks import QuestionBlock, plan_steps
+from vllm_qualify.evidence.accuracy.letters import GENERATES, TASK, TaskReply
+from vllm_qualify.evidence.accuracy.lm_eval_process import LmEval
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
-from vllm_qualify.evidence.lm_eval_worker import GENERATES, TASK, TaskReply
 from vllm_qualify.evidence.load import result, steady
 from vllm_qualify.evidence.load.client import Driven
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
+from vllm_qualify.recipe.accuracy import USUAL_TOKENS, Smoke
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.tables import EngineJudgement, ProbeAnswer, table_of
-from vllm_qualify.recipe.workload import USUAL_TOKENS, Load, Smoke
 
 Document = dict[str, Any]
 VERSION = "0.32.0+cpu"
@@ -112,11 +114,11 @@ def write_engine(folder: Path) -> Path:
 def passing() -> Iterator[None]:
     """Within the block every stage passes at once. Only what is replaced here is not the product's own."""
     stubs = {
-        "vllm_qualify.drift.check.ask": _ask,
+        "vllm_qualify.drift.check.ask_candidate": _ask,
         "tasks.measure.serve": _serving,
         "vllm_qualify.evidence.smoke.measure_smoke": _smoke,
-        "vllm_qualify.evidence.contract.asking.measure_contract": _contract,
-        "vllm_qualify.evidence.accuracy.prepare_task": _asking,
+        "vllm_qualify.evidence.contract.measure.measure_contract": _contract,
+        "vllm_qualify.evidence.accuracy.lm_eval_process.prepare_task": _asking,
         "vllm_qualify.evidence.load.client.measure_load": _load,
     }
     with ExitStack() as patched:
@@ -176,10 +178,10 @@ def _contract(*given: Any) -> None:
 
 
 class _Asking:
-    """As `accuracy.Asking`; every answer is right."""
+    """As `lm_eval_process.Asking`; every answer is right."""
 
     def __init__(self, task: TaskPlan, folder: Path) -> None:
-        self.steps = steps(task.settings, QUESTIONS, task.repetitions, sequential=task.sequential)
+        self.steps = plan_steps(task.settings, QUESTIONS, task.repetitions, sequential=task.sequential)
         self._task, self._folder = task, folder
 
     def ask(self, step: QuestionBlock) -> None:
@@ -188,8 +190,8 @@ class _Asking:
         rows = [_row(question, name) for name in FILTERS for question in step.questions]
         (folder / f"samples_{self._task.name}_1.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         (folder / "results_1.json").write_text(json.dumps(_results(self._task, count), indent=2))
-        (folder / accuracy.BEFORE).write_text(PAGE.format(answered=0, prompt_tok=0, generation_tok=0))
-        (folder / accuracy.AFTER).write_text(PAGE.format(answered=count, prompt_tok=0, generation_tok=0))
+        (folder / lm_eval_process.BEFORE).write_text(PAGE.format(answered=0, prompt_tok=0, generation_tok=0))
+        (folder / lm_eval_process.AFTER).write_text(PAGE.format(answered=count, prompt_tok=0, generation_tok=0))
 
 
 def _asking(_: Server, lm_eval: LmEval, folder: Path, __: Progress, ___: int) -> _Asking:
@@ -287,7 +289,7 @@ def _bench(settings: Load, repeat: int) -> Document:
         "failed": 0,
         "duration": duration,
     }
-    whole = steady.whole(steady.requests_of(result, clients), result["duration"])
+    whole = steady.whole_window(steady.requests_of(result, clients), result["duration"])
     return result | {_key(name): value for name, value in steady.figures_of(whole, None).items()}
 
 

@@ -6,17 +6,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
-from vllm_qualify.evidence.sequential import Levels, levels_of
+from vllm_qualify.evidence.sequential import FALSE_FAIL_AT_MARGIN, Levels, levels_of
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import Recipe
-from vllm_qualify.recipe.workload import Accuracy, LoadSettings
 
 ROOT = Path(__file__).parents[2]
 
 
 class Task(NamedTuple):
-    """One task whose answers are compared. `margin` is a share of the questions."""
+    """A task that a gate compares. `margin` is the largest loss, as a share of the questions."""
 
     questions: int
     most_repetitions: int
@@ -34,10 +35,11 @@ class AnswerPlan(NamedTuple):
     tasks: tuple[Task, ...]
     false_pass: float
     false_fail: float
+    false_fail_at_margin: float = FALSE_FAIL_AT_MARGIN
 
     @property
     def levels(self) -> Levels:
-        return Levels(false_pass=self.false_pass, false_fail=self.false_fail)
+        return Levels(false_pass=self.false_pass, false_fail=self.false_fail, false_fail_at_margin=self.false_fail_at_margin)
 
 
 class RepeatPlan(NamedTuple):
@@ -49,10 +51,11 @@ class RepeatPlan(NamedTuple):
     margins: tuple[float, ...]
     false_pass: float
     false_fail: float
+    false_fail_at_margin: float = FALSE_FAIL_AT_MARGIN
 
     @property
     def levels(self) -> Levels:
-        return Levels(false_pass=self.false_pass, false_fail=self.false_fail)
+        return Levels(false_pass=self.false_pass, false_fail=self.false_fail, false_fail_at_margin=self.false_fail_at_margin)
 
 
 P = TypeVar("P", AnswerPlan, RepeatPlan)

@@ -22,8 +22,8 @@ from vllm_qualify.evidence.likelihood import per_token
 from vllm_qualify.evidence.sequential import Levels, sides_of
 from vllm_qualify.judge import paired
 from vllm_qualify.judge.paired import Answers, Record
+from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS
 from vllm_qualify.recipe.gates import Verdict
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS
 
 # A release with four gates.
 LEVELS = Levels(false_fail=0.0125)
@@ -95,11 +95,11 @@ def released(rng: np.random.Generator, world: TogetherWorld, lost: float) -> Tog
 
 
 def _baseline(rng: np.random.Generator, world: TogetherWorld, chance: Chances) -> Answers:
-    """As `compare.repetitions_to_establish` has it asked."""
+    """As `eligible.repetitions_to_establish` has it asked."""
     repetitions = [world.repetition(rng, chance) for _ in range(LEAST_REPETITIONS)]
     while True:
         answers = paired.answers_by_question(_record([(np.arange(QUESTIONS), scores) for scores in repetitions]))
-        needed = paired.repetitions_for(MARGIN, answers.noise, QUESTIONS)
+        needed = paired.repetitions_for(MARGIN, answers.noise, QUESTIONS, LEVELS)
         if len(repetitions) >= min(needed, MOST_REPETITIONS):
             return answers
         repetitions.append(world.repetition(rng, chance))
@@ -108,7 +108,7 @@ def _baseline(rng: np.random.Generator, world: TogetherWorld, chance: Chances) -
 def _growing(rng: np.random.Generator, world: TogetherWorld, chance: Chances, planned: tuple[int, ...]) -> Iterator[Answers]:
     asked = [(rng.permutation(QUESTIONS), world.repetition(rng, chance)) for _ in range(MOST_REPETITIONS)]
     record = _record(asked)
-    return (paired.answers_by_question(record.until(look)) for look in planned)
+    return (paired.answers_by_question(record.first_answers(look)) for look in planned)
 
 
 def _record(asked: list[tuple[np.ndarray, Chances]]) -> Record:

@@ -23,14 +23,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_qualify.answers import asked
+from vllm_qualify.answers import ask_within
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.server import Server, ServerPlan
 from vllm_qualify.evidence.likelihood import Scored, measure_likelihood, per_token, read_scored
 from vllm_qualify.evidence.passages import Passage
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.evidence.serving import started
-from vllm_qualify.judge.likelihood import nll_increase, top1_agreement
+from vllm_qualify.evidence.serving import serving_alone
+from vllm_qualify.judge.compare.likelihoods import nll_increase, top1_agreement
 from vllm_qualify.recipe.loading import catalog_folder
 
 REFERENCE, SCRIPTS = catalog_folder() / "reference", Path(__file__).parents[1] / "reference_model"
@@ -136,7 +136,7 @@ def measure(builds: Sequence[ScreenBuild], folder: Path, asked_for: Sequence[Scr
     shutil.rmtree(of_server, ignore_errors=True)
     served = of_server / "model"
     shutil.copytree(REFERENCE / "model", served)
-    with started(_server_plan(missing[0], served), of_server, {"run": "screen"}, _tell) as server:
+    with serving_alone(_server_plan(missing[0], served), of_server, {"run": "screen"}, _tell) as server:
         for build in missing:
             _tell(build.name)
             inside = folder / build.folder
@@ -163,7 +163,7 @@ def _load(server: Server, weights: Path, served: Path) -> None:
     """Put other weights into the folder that the server reads, and let it load them: a start takes much longer."""
     fresh = shutil.copy(weights / WEIGHTS, served / f".{WEIGHTS}")
     Path(fresh).replace(served / WEIGHTS)
-    asked("POST", f"{server.url}/collective_rpc", LIMIT_S, json={"method": "reload_weights"}).raise_for_status()
+    ask_within("POST", f"{server.url}/collective_rpc", LIMIT_S, json={"method": "reload_weights"}).raise_for_status()
 
 
 def measured(build: ScreenBuild, folder: Path, asked_for: Sequence[ScreenProblem]) -> ScreenMeasured:
@@ -208,7 +208,7 @@ def _reply(server: Server, build: ScreenBuild, problem: ScreenProblem) -> str:
         "temperature": build.temperature,
         "stop": list(build.stop),
     }
-    reply = asked("POST", f"{server.url}/v1/completions", LIMIT_S, json=request).raise_for_status().json()
+    reply = ask_within("POST", f"{server.url}/v1/completions", LIMIT_S, json=request).raise_for_status().json()
     text: str = reply["choices"][0]["text"]
     return text
 

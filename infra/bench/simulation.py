@@ -13,7 +13,7 @@ from infra.bench.answer_worlds import BuildPair
 from infra.bench.ended import EndedRelease, Known, Seen, known_from
 from infra.bench.plans import AnswerPlan, RepeatPlan, Task
 from vllm_qualify.evidence.sequential import FALSE_FAIL_OF_RELEASE, FALSE_PASS
-from vllm_qualify.judge.between import Between
+from vllm_qualify.plan.cell import Between
 from vllm_qualify.recipe.gates import Verdict
 
 # How many releases one random generator makes. The results depend on it.
@@ -25,7 +25,7 @@ PAST, TWICE = 0.0001, 2.0
 STORES = (0, 1, 2, 5)
 MOST_TRIES, BASELINES = 10, 5
 TRIED, WORST_OF_BASELINES, SAMPLED = "ten tries", "worst of five baselines", "sampled"
-# The recipe whose plan is taken in every world; the others are simulated in the usual one.
+# Every world is simulated with this recipe's plan. The plans of other recipes are simulated in the usual world alone.
 USUAL_PLAN, USUAL_ANSWERS, USUAL_LOADS = "llama-3.3-70b", "flips 3 %", "noise 1 %"
 # A release that is tried or gated ten times takes so much longer: there are fewer of these.
 SLOW = {TRIED: 0.3, "twelve gates": 0.25}
@@ -50,6 +50,7 @@ class Rates(NamedTuple):
     passed: float
     failed: float
     undecided: float
+    invalid: float
     starts: float
     asked: float
     minutes: float
@@ -136,7 +137,7 @@ def rates_of(ended: Sequence[Outcome]) -> Rates:
         return sum(one.verdict == verdict for one in ended) / len(ended)
 
     means = (math.fsum(each) / len(ended) for each in list(zip(*ended, strict=True))[1:])
-    return Rates(len(ended), share("pass"), share("fail"), share("inconclusive"), *means)
+    return Rates(len(ended), share("pass"), share("fail"), share("inconclusive"), share("invalid"), *means)
 
 
 def _releases(job: _Job) -> list[Outcome]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from statistics import fmean, variance
 from unittest import mock
 
 import numpy as np
@@ -15,8 +14,8 @@ from infra.bench.ended import EndedRelease, Known, Seen, worst
 from infra.bench.plans import RepeatPlan
 from infra.bench.speed_worlds import LoadWorld, Logs
 from vllm_qualify.evidence import starts
-from vllm_qualify.judge import loads
-from vllm_qualify.judge.loads import LoadPlan, Look, Repeats
+from vllm_qualify.judge import loads, relative, steadiness
+from vllm_qualify.judge.loads import LoadPlan, LoadsLook, Repeats
 from vllm_qualify.judge.relative import Difference, EarlierRuns
 from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.recipe.gates import Verdict
@@ -42,7 +41,7 @@ def _release(
     while measured.of_start < first[-1] and not _fails(gates) and any(gate.is_noisy for gate in gates):
         measured.repeat()
     further = further_repeats(plan)
-    while measured.starts < plan.starts and not _fails(gates):
+    while measured.starts < plan.starts and not measured.is_unsteady and not _fails(gates):
         waiting = [gate for gate in gates if not gate.is_settled]
         if not waiting:
             break
@@ -50,7 +49,7 @@ def _release(
         while measured.of_start < further[-1] and any(gate.is_noisy for gate in waiting):
             measured.repeat()
     return EndedRelease(
-        verdict=worst([gate.verdict for gate in gates]),
+        verdict="invalid" if measured.is_unsteady else worst([gate.verdict for gate in gates]),
         starts=measured.starts,
         asked=measured.repeats,
         minutes=price.of_loads(measured.starts, measured.repeats, in_turns=world.in_turns),
@@ -61,7 +60,7 @@ def _release(
 @contextmanager
 def _remembering() -> Iterator[None]:
     """Within the block, each difference of the same repeats is made once: each look has all the looks before it."""
-    make, made = loads._difference, {}
+    make, made = loads._measure_difference, {}
 
     def once(plan: LoadPlan, ours: Repeats, theirs: Repeats, *, over_starts: bool) -> Difference:
         key = id(plan), len(ours.values)
@@ -70,7 +69,7 @@ def _remembering() -> Iterator[None]:
             made[key] = Difference(middle, lru_cache(off_by))
         return made[key]
 
-    with mock.patch.object(loads, "_difference", once):
+    with mock.patch.object(loads, "_measure_difference", once):
         yield
 
 
@@ -99,7 +98,7 @@ class _Measured:
     def start(self, repeats: int) -> None:
         self.starts, self.of_start = self.starts + 1, 0
         gates = len(self._plan.margins)
-        self._logs.append(self._world.start(self._rng, self._most, gates, self._slowdown))
+        self._logs.append(self._world.start(self._rng, self._most, gates, self._slowdown, is_first=self.starts == 1))
         for _ in range(repeats):
             self.repeat()
 
@@ -116,10 +115,21 @@ class _Measured:
         mine = Repeats(ours, list(self.started))
         return mine, Repeats(theirs, list(self.started)) if self.baseline is None else self.baseline[gate]
 
+    @property
+    def is_unsteady(self) -> bool:
+        """As `compare` has it of a load, by its first gate."""
+        planned = self._most + (self._plan.starts - 1) * further_repeats(self._plan)[-1]
+        looks = range(self._plan.repeats, max(planned, self.repeats) + 1)
+        counts = [self.started.count(number) for number in range(1, self.starts + 1)]
+        ours, theirs = (
+            [np.exp(both[side][0, :count]).tolist() for both, count in zip(self._logs, counts, strict=True)] for side in (0, 1)
+        )
+        return steadiness.problem(ours, theirs if self.baseline is None else [], looks, LABEL) is not None
+
     def _of_baseline(self) -> list[Repeats]:
         """Measured at its own time, on its own starts. Without anything to compare with, no repeat is noisy."""
         gates, by_start = len(self._plan.margins), [self._plan.repeats]
-        by_start += [further_repeats(self._plan)[0]] * (min(self._plan.starts, starts.OF_A_BASELINE) - 1)
+        by_start += [further_repeats(self._plan)[0]] * (min(self._plan.starts, starts.LEAST_OF_A_BASELINE["load"]) - 1)
         logs = [self._world.start(self._rng, repeats, gates, 0.0)[1] + self._days[1] for repeats in by_start]
         started = [start for start, repeats in enumerate(by_start, start=1) for _ in range(repeats)]
         return [Repeats(np.exp(np.concatenate([each[gate] for each in logs])).tolist(), started) for gate in range(gates)]
@@ -141,7 +151,7 @@ class _Gate:
             in_turns=in_turns,
             known=self._earlier,
         )
-        self._looked: tuple[int, Look] | None = None
+        self._looked: tuple[int, LoadsLook] | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -153,8 +163,8 @@ class _Gate:
 
     @property
     def is_settled(self) -> bool:
-        """As `stopping`: by one start nothing is, unless earlier runs show how much starts or days differ."""
-        if self._measured.starts == 1 and self._earlier == EarlierRuns():
+        """As `stopping`: a few starts decide nothing."""
+        if self._measured.starts < starts.LEAST:
             return False
         return self.verdict != "inconclusive" or self._look().is_last
 
@@ -167,7 +177,7 @@ class _Gate:
         ratios = [math.log(one / other) for one, other in zip(ours.values, theirs.values, strict=True)]
         return Seen(build=build, pair=_means("pair", ratios, ours.started))
 
-    def _look(self) -> Look:
+    def _look(self) -> LoadsLook:
         if self._looked is None or self._looked[0] != self._measured.repeats:
             self._looked = self._measured.repeats, loads.look(self._plan, *self._measured.of_gate(self._number))
         return self._looked[1]
@@ -175,11 +185,12 @@ class _Gate:
 
 def _means(of: str, logs: Sequence[float], started: Sequence[int]) -> StartMeans:
     """What a run publishes of its starts, as `start_means` makes it of the measurements."""
-    groups = [[log for log, start in zip(logs, started, strict=True) if start == each] for each in dict.fromkeys(started)]
+    build = relative.build_of([math.exp(log) for log in logs], started)
+    means, noises = zip(*build.start_means(build.noise), strict=True)
     return StartMeans(
         label=LABEL,
         of="pair" if of == "pair" else "build",
-        means=[fmean(group) for group in groups],
-        noises=[variance(group) / len(group) for group in groups],
-        repeats=[len(group) for group in groups],
+        means=list(means),
+        noises=list(noises),
+        repeats=list(map(len, build.groups)),
     )

@@ -37,9 +37,10 @@ class Machine(NamedTuple):
 class LoadWorld(NamedTuple):
     """A machine, and what is other than usual.
 
-    `earlier` is the machine that the history is from, None for the same. `shared` is what both of a pair have. `cold` are the
-    candidate's and the baseline's slowness at the beginning of each start. With `leaks` the candidate's slowdown grows over ten
-    repeats of a start, whose mean it is. `gates` are so many gates with noise of their own, 0 for those of the plan.
+    `earlier` is the machine of the history, None for the same machine. `shared` is the noise that both of a pair share.
+    `cold` has two slownesses: the candidate's at the beginning of each start, and the baseline's at the beginning of the first
+    start. On further starts both servers are equally fresh. With `leaks` the slowdown of the candidate grows in a start, and
+    is its mean over ten repeats. `gates` is the number of gates with noise of their own; 0 takes the gates of the plan.
     """
 
     machine: Machine
@@ -50,14 +51,17 @@ class LoadWorld(NamedTuple):
     in_turns: bool = True
     gates: int = 0
 
-    def start(self, rng: np.random.Generator, repeats: int, gates: int, slowdown: float) -> tuple[Logs, Logs]:
+    def start(
+        self, rng: np.random.Generator, repeats: int, gates: int, slowdown: float, *, is_first: bool = True
+    ) -> tuple[Logs, Logs]:
         """The logarithms of the times of one start, of the candidate and of the baseline; shapes (gates, repeats)."""
         both = self.shared * rng.standard_normal(repeats)
         candidate, baseline = (self._of_gates(rng, repeats, gates) + both for _ in range(2))
         number = np.arange(repeats)
         warming = np.exp(-number / WARM_AFTER)
         candidate += self.cold[0] * warming
-        baseline += self.cold[1] * warming
+        if is_first:
+            baseline += self.cold[1] * warming
         growing = (number + 0.5) / (LEAKED_OVER / 2) if self.leaks else np.ones(repeats)
         candidate[0] += math.log1p(slowdown) * growing
         return candidate, baseline

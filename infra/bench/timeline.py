@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_qualify.evidence.accuracy import AFTER, BEFORE
+from vllm_qualify.evidence.accuracy.lm_eval_process import AFTER, BEFORE
 from vllm_qualify.evidence.measurement import StageEvidence
 
 # Shorter gaps are left out.

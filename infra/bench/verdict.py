@@ -33,7 +33,7 @@ from ruamel.yaml import YAML
 from infra.bench import orchestrator, timeline
 from infra.reference_model.problems import distinct_problems
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
-from vllm_qualify.engine.watch import Scrape, scrape
+from vllm_qualify.engine.watch import Scrape, scrape_metrics
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.evidence.serving import LAUNCHED
 from vllm_qualify.recipe.loading import catalog_folder
@@ -162,7 +162,7 @@ def _polled(port: int) -> Iterator[list[Scrape]]:
 
     def poll() -> None:
         while not over.wait(SAMPLE_EVERY_S):
-            samples.append(scrape(f"http://127.0.0.1:{port}/metrics", (RUNNING, WAITING, ANSWERED, *TOKENS)))
+            samples.append(scrape_metrics(f"http://127.0.0.1:{port}/metrics", (RUNNING, WAITING, ANSWERED, *TOKENS)))
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()

@@ -21,11 +21,7 @@ AT_ONCE = 64
 def encoded(tokenizer: PreTrainedTokenizerFast, drawn: Conversation) -> tuple[list[int], list[int]]:
     """The tokens before the reply, and those of the reply with its end."""
     prompt = tokenizer.apply_chat_template(
-        drawn.messages,
-        tools=drawn.tools or None,
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=drawn.thinking,
+        drawn.messages, tools=drawn.tools or None, tokenize=False, add_generation_prompt=True, enable_thinking=drawn.thinking
     )
     return tokenizer.encode(prompt, add_special_tokens=False), tokenizer.encode(
         drawn.reply + tokenizer.eos_token, add_special_tokens=False

@@ -57,11 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(line, special=False, normalized=False) for line in INSTRUCTION.split("\n") if line])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token=PAD,
-        clean_up_tokenization_spaces=False,
-        model_max_length=CONTEXT,
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False, model_max_length=CONTEXT
     )
 
 

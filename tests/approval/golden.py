@@ -22,7 +22,7 @@ def of_an_image(report: Report) -> Report:
     report, under_test = with_gate("fail", waiver(date(2026, 5, 1)))(report), image_report().plan
     changes = {
         "cell": report.plan.cell.model_copy(update={"release": under_test.cell.release}),
-        "server": under_test.server,
+        "server": under_test.server.model_copy(update={"parts": report.plan.server.parts}),
         "client": under_test.client,
         "client_image": under_test.client_image,
     }

@@ -27,6 +27,7 @@ from tests.approval.builder import (
     row_of,
     with_gate,
 )
+from tests.builders.wrapped_stores import Wrapped
 from tests.publish.conftest import RADOSGW
 from vllm_qualify.approval.actions import Approved, approve, reject, revoke
 from vllm_qualify.approval.decision import AUTOMATIC, ruling
@@ -57,24 +58,6 @@ TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 
 class KilledError(Exception):
     """The process was killed."""
-
-
-class Wrapped:
-    """A store whose writes a test may do something with."""
-
-    def __init__(self, store: Store) -> None:
-        self.url, self.locate, self.check = store.url, store.locate, store.check
-        self.get, self.read, self.exists, self.keys = store.get, store.read, store.exists, store.keys
-        self._store = store
-
-    def now(self) -> datetime:
-        return self._store.now()
-
-    def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        self._store.put_new(key, body, content_type)
-
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        self._store.swap(key, body, content_type, tag)
 
 
 class Mortal(Wrapped):

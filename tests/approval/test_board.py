@@ -6,38 +6,31 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
 from functools import cache, partial
-from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
-from tests.approval.test_actions import Wrapped
+from tests.builders.boards import BEGAN, TAKEN_BACK, Page, cell_page_of, entry, large_row, line
+from tests.builders.wrapped_stores import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
 from vllm_qualify.approval.actions import approve, revoke
-from vllm_qualify.approval.board import NEVER, BoardState, read_board, render_board, write_board
+from vllm_qualify.approval.board import NEVER, BoardState, board_revision, render_board, write_board
 from vllm_qualify.approval.cell_page import render_cell_page, write_cell_page
 from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
-from vllm_qualify.approval.lines import Lines, lines_of, lines_with, parse_lines, write_lines
-from vllm_qualify.approval.pointer import Entry, Revocation, revocation
 from vllm_qualify.approval.published import PublishedRun
-from vllm_qualify.approval.row import Brief, Index, ReportLine, Row, Standing, brief
+from vllm_qualify.approval.row import Brief, Index, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
-from vllm_qualify.publish.bundle import ReleaseTry, Score, StoredObject, Summary
+from vllm_qualify.publish.bundle import ReleaseTry, Score, Summary
 from vllm_qualify.publish.store import Store, Stored
 from vllm_qualify.report import page as report_page
 from vllm_qualify.secrets import plain
 
-TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
-BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 PAGE = f"cells/{CELL}/index.html"
 TO_ROOT = "../../../../../"
 CLOSING = "</script></style><!--"
@@ -47,74 +40,13 @@ LINES = "\u2028\u2029"
 # --- a page as a browser reads it
 
 
-class Page(HTMLParser):
-    """Elements with their attributes, and the text of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.inside: dict[str, list[str]] = {"script": [], "style": []}
-        self.rows: list[list[str]] = []
-        self.open: str | None = None
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag in self.inside:
-            self.open = tag
-            self.inside[tag].append("")
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.open = "tr"
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th", "script", "style"):
-            self.open = None
-
-    def handle_data(self, data: str) -> None:
-        if self.open == "tr":
-            self.rows[-1][-1] += data
-        elif self.open:
-            self.inside[self.open][-1] += data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def links(self) -> list[str]:
-        return [str(link["href"]) for link in self.all("a")]
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return dict(json.loads(self.inside["script"][0]))
-
-
 def page_of(*rows: Row) -> Page:
     return Page(render_board(Index(revision=3, cells=list(map(brief, rows)))))
-
-
-def cell_page_of(row: Row) -> Page:
-    return Page(render_cell_page(row.model_copy(update={"revision": 3})))
 
 
 def shown(page: Page, cell: str = CELL) -> list[str]:
     """The columns of a cell's row."""
     return next(row for row in page.rows if "/".join(row[:4]) == cell)
-
-
-def line(run_id: str = RUN, standing: Standing = "waiting for a decision", **others: Any) -> ReportLine:
-    outcome = "not passed" if standing == "not passed" else "passed"
-    return ReportLine(run_id=run_id, outcome=outcome, started_at=BEGAN, standing=standing, **others)
-
-
-def entry(run_id: str = RUN, cell: str = CELL, revoked: Revocation | None = None) -> Entry:
-    key = f"approvals/{cell}/{run_id}/approval.json"
-    approval = StoredObject(key=key, sha256="0" * 64, size=100)
-    return Entry(run_id=run_id, approval=approval, by="Ada", at=NOW, expires=date(2026, 6, 12), revoked=revoked)
 
 
 # --- what it shows
@@ -165,7 +97,7 @@ def test_the_engine_is_that_of_what_the_state_is_about() -> None:
 
 
 def test_what_is_missing_is_said_to_be() -> None:
-    columns = shown(page_of(Row(cell=CELL, reports=[line()])))
+    columns = shown(page_of(Row(cell=CELL, reports=[])))
     assert columns[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
 
 
@@ -201,13 +133,13 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     texts: list[str] = page.data["texts"]
     assert (page.data["expires"], page.data["last"]) == ("2026-06-12", RUN)
     first, second = page.data["runs"]
-    assert first == [NEWER, *[None] * 6]
+    assert (first[0], texts[first[1]], first[2:]) == (NEWER, "vLLM 0.32.0", [None] * 5)
     assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", score.metric])
     assert second[3:] == [0.83397, 0.81, 0.85, 1576.0]
     untrusted = "— (none that can be trusted: see the report)"
     bare, whole = page.rows[1:]
-    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "— (not in its manifest)"]
-    assert bare[3:] == ["— (no image, or not reported)", untrusted, untrusted, "— (no GPU, or not reported)"]
+    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "vLLM 0.32.0"]
+    assert bare[3:] == ["— (no image)", untrusted, untrusted, "— (no GPU)"]
     assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{standing}", "vLLM 0.32.0", "vllm:v0.32.0"]
     assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{score.metric}", "1,576 tok/s", "8"]
     assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
@@ -324,31 +256,6 @@ def test_2000_cells_are_a_small_page() -> None:
     assert len(Page(text).rows) == 2001
 
 
-def large_row(number: int) -> Row:
-    """Ten reports of different versions with all their figures, as an old cell has them."""
-    gpu_type, profile = ("h100", "h200", "b200", "gb200", "a100")[number // 2 % 5], ("throughput", "latency")[number % 2]
-    cell = f"model-{number // 20:03}-70b-instruct/{('bf16', 'fp8')[number // 10 % 2]}/{gpu_type}/{profile}"
-    reports = []
-    for back in range(10):
-        at, version = BEGAN - timedelta(days=14 * back, seconds=number), f"0.{33 - back}.{number % 3}"
-        value = 0.83 + 0.00012345 * ((number + back) % 97)
-        score = Score(
-            metric="exact_match (gsm8k, strict-match)", value=value, interval=Interval(lower=value - 0.02, upper=value + 0.02)
-        )
-        summary = Summary(
-            engine="vllm",
-            engine_version=version,
-            image=f"registry.example:5000/vllm/vllm-openai:v{version}",
-            gpus=8,
-            score=score,
-            output_tok_s_per_gpu=1576.0512345 + number,
-        )
-        standing = f"approved by Ada on {at:%Y-%m-%d}"
-        run_id = f"{at:%Y%m%dT%H%M%SZ}-{number:06x}"
-        reports.append(line(run_id, "superseded" if back else "approved", told=standing, summary=summary))
-    return Row(cell=cell, last=entry(reports[0].run_id, cell), reports=reports)
-
-
 # --- its colours
 
 
@@ -394,18 +301,16 @@ class Interrupted(Wrapped):
 
 
 def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
-    assert read_board(store) is None
-    write_board(store, lines_of(index_of(3)))
-    board = read_board(store)
-    assert board is not None
-    assert (board.revision, board.tag) == (3, store.read(BOARD_KEY).tag)
+    assert board_revision(store) == 0
+    write_board(store, index_of(3))
+    assert board_revision(store) == 3
 
 
 @pytest.mark.parametrize("revision", [2, 3])
 def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
-    write_board(store, lines_of(index_of(3)))
+    write_board(store, index_of(3))
     before = store.read(BOARD_KEY)
-    write_board(store, lines_of(index_of(revision).model_copy(update={"cells": []})))
+    write_board(store, index_of(revision).model_copy(update={"cells": []}))
     assert store.read(BOARD_KEY) == before
 
 
@@ -413,8 +318,8 @@ def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
 def test_of_two_writers_the_newer_index_stays(store: Store, there: int | None) -> None:
     for late, meanwhile in ((4, 5), (7, 6)):
         if there is not None:
-            write_board(store, lines_of(index_of(there)))
-        write_board(Interrupted(store, partial(write_board, store, lines_of(index_of(meanwhile)))), lines_of(index_of(late)))
+            write_board(store, index_of(there))
+        write_board(Interrupted(store, partial(write_board, store, index_of(meanwhile))), index_of(late))
         assert store.get(BOARD_KEY).decode() == render_board(index_of(max(late, meanwhile)))
 
 
@@ -422,7 +327,7 @@ def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
     revisions = list(range(1, 41))
     Random(7).shuffle(revisions)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda revision: write_board(store, lines_of(index_of(revision))), revisions))
+        list(pool.map(lambda revision: write_board(store, index_of(revision)), revisions))
     assert store.get(BOARD_KEY).decode() == render_board(index_of(40))
 
 
@@ -435,7 +340,7 @@ def row_at(revision: int, cell: str = CELL) -> Row:
 
 def indexes(revision: int) -> dict[str, bytes]:
     return {
-        INDEX_KEY: write_lines(lines_of(index_of(revision))),
+        INDEX_KEY: index_of(revision).model_dump_json().encode(),
         cell_index_key(CELL): row_at(revision).model_dump_json().encode(),
     }
 
@@ -444,7 +349,7 @@ def pages_drawn_at_3(store: Store, there: dict[str, bytes]) -> list[str]:
     """The board and the cell's page of one who wrote revision 3 of their indexes, while the store has others by now."""
     for key, body in there.items():
         store.swap(key, body, JSON, None)
-    write_board(store, lines_of(index_of(3)))
+    write_board(store, index_of(3))
     write_cell_page(store, row_at(3))
     return [store.get(key).decode() for key in (BOARD_KEY, cell_page_key(CELL))]
 
@@ -462,19 +367,19 @@ def test_what_is_no_index_by_now_is_passed_over(store: Store, body: bytes) -> No
     assert drawn == [render_board(index_of(3)), render_cell_page(row_at(3))]
 
 
-def lines_at(revision: int, other: int) -> Lines:
+def index_at(revision: int, other: int) -> Index:
     """Two cells, the other at a revision of its own."""
     rows = [Row(cell=CELL, revision=1, reports=[line("run-1")])]
     rows.append(Row(cell=OTHER, revision=other, reports=[line(f"run-{other}")]))
-    return lines_of(Index(revision=revision, cells=list(map(brief, rows))))
+    return Index(revision=revision, cells=list(map(brief, rows)))
 
 
 def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
-    write_board(store, lines_at(1, 1))
+    write_board(store, index_at(1, 1))
     before = store.read(BOARD_KEY)
     seen = before.body.replace(b">llama-3.1-8b<", b">seen<")
     store.swap(BOARD_KEY, seen, "text/html", before.tag)
-    write_board(store, lines_at(2, 2))
+    write_board(store, index_at(2, 2))
     drawn = store.get(BOARD_KEY)
     assert (drawn.count(b">seen<"), drawn.count(b">llama-3.1-8b<"), drawn.count(b"run-2")) == (
         1,
@@ -485,9 +390,9 @@ def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
 
 @pytest.mark.parametrize("there", [1, 2], ids=["not the one before", "the one before"])
 def test_a_board_with_one_new_row_is_the_board_as_a_whole(store: Store, there: int) -> None:
-    write_board(store, lines_at(there, 1))
-    write_board(store, lines_at(3, 7), [OTHER])
-    index = Index.model_validate_json(write_lines(lines_at(3, 7)))
+    write_board(store, index_at(there, 1))
+    write_board(store, index_at(3, 7))
+    index = index_at(3, 7)
     assert store.get(BOARD_KEY).decode() == render_board(index)
 
 
@@ -495,17 +400,17 @@ def test_a_board_with_several_new_rows_is_the_board_as_a_whole(store: Store) -> 
     cells = [f"model-{number}/bf16/h100/chat" for number in range(30)]
     changed = [cells[29], cells[3], cells[0], cells[17], cells[18]]
 
-    def at(revision: int, new: int) -> Lines:
+    def at(revision: int, new: int) -> Index:
         rows = (Row(cell=cell, revision=new if cell in changed else 1, reports=[line(f"run-{cell[6:8]}")]) for cell in cells)
-        return lines_with(map(brief, rows), revision)
+        return Index(revision=revision, cells=sorted(map(brief, rows), key=lambda row: row.cell))
 
     write_board(store, at(1, 1))
     kept = store.read(BOARD_KEY)
     store.swap(BOARD_KEY, kept.body.replace(b">model-5<", b">seen<"), "text/html", kept.tag)
-    write_board(store, at(2, 2), changed)
+    write_board(store, at(2, 2))
     drawn = store.get(BOARD_KEY)
     assert drawn.count(b">seen<") == 1
-    assert drawn.replace(b">seen<", b">model-5<").decode() == render_board(Index.model_validate_json(write_lines(at(2, 2))))
+    assert drawn.replace(b">seen<", b">model-5<").decode() == render_board(at(2, 2))
 
 
 def test_a_cell_that_was_never_qualified_gets_its_row(store: Store) -> None:
@@ -513,7 +418,7 @@ def test_a_cell_that_was_never_qualified_gets_its_row(store: Store) -> None:
     cells = [f"model/bf16/{pair}" for pair in ("h100/batch", "h100/chat", "h200/chat", "h200/batch", "b200/chat")]
     for revision, count in ((1, 3), (3, 4), (5, 5)):
         index = Index(revision=revision, cells=[brief(Row(cell=cell, revision=1)) for cell in sorted(cells[:count])])
-        write_board(store, lines_of(index))
+        write_board(store, index)
         assert store.get(BOARD_KEY).decode() == render_board(index)
         assert store.get(BOARD_KEY).count(b'data-revision="0"') == {3: 1, 4: 0, 5: 1}[count]
 
@@ -538,28 +443,25 @@ class Counting(Wrapped):
 
 
 def test_a_board_that_another_is_about_to_draw_is_waited_for(store: Store) -> None:
-    write_board(store, lines_at(1, 1))
-    counting = Counting(store, 2, lambda: write_board(store, lines_at(2, 2), [OTHER]))
-    write_board(counting, lines_at(2, 2), after=2)
+    write_board(store, index_at(1, 1))
+    counting = Counting(store, 2, lambda: write_board(store, index_at(2, 2)))
+    write_board(counting, index_at(2, 2), after=2)
     assert (counting.reads, counting.written) == (3, 0)
 
 
 def test_a_board_that_another_left_undrawn_is_drawn(store: Store) -> None:
-    write_board(store, lines_at(1, 1))
-    cases: tuple[tuple[int, list[str]], ...] = ((2, []), (4, [OTHER]))
-    for revision, changed in cases:
+    write_board(store, index_at(1, 1))
+    for revision in (2, 4):
         counting = Counting(store)
-        write_board(counting, lines_at(revision, revision), changed, after=revision)
+        write_board(counting, index_at(revision, revision), after=revision)
         assert (counting.reads, counting.written) == (7, 1)
-        assert store.get(BOARD_KEY).decode() == render_board(
-            Index.model_validate_json(write_lines(lines_at(revision, revision)))
-        )
+        assert store.get(BOARD_KEY).decode() == render_board(index_at(revision, revision))
 
 
 def test_nothing_is_waited_for_if_the_board_is_the_one_before(store: Store) -> None:
-    write_board(store, lines_at(1, 1))
+    write_board(store, index_at(1, 1))
     counting = Counting(store)
-    write_board(counting, lines_at(2, 2), [OTHER], after=1)
+    write_board(counting, index_at(2, 2), after=1)
     assert (counting.reads, counting.written) == (1, 1)
 
 
@@ -575,30 +477,22 @@ def test_nothing_is_waited_for_if_the_board_is_the_one_before(store: Store) -> N
     ids=["of another version", "without an end", "rows twice", "no rows", "longer"],
 )
 def test_a_board_that_somebody_changed_gets_no_new_row_but_is_drawn_anew(store: Store, spoil: Callable[[bytes], bytes]) -> None:
-    write_board(store, lines_at(1, 1))
+    write_board(store, index_at(1, 1))
     before = store.read(BOARD_KEY)
     assert spoil(before.body) != before.body
     store.swap(BOARD_KEY, spoil(before.body), "text/html", before.tag)
-    write_board(store, lines_at(2, 2), [OTHER])
-    index = Index.model_validate_json(write_lines(lines_at(2, 2)))
+    write_board(store, index_at(2, 2))
+    index = index_at(2, 2)
     assert store.get(BOARD_KEY).decode() == render_board(index)
 
 
 def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
-    write_board(store, lines_at(1, 1))
+    write_board(store, index_at(1, 1))
     before = store.read(BOARD_KEY)
     other = re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', before.body).replace(b">llama-3.1-8b<", b">seen<")
     store.swap(BOARD_KEY, other, "text/html", before.tag)
-    write_board(store, lines_at(2, 2))
+    write_board(store, index_at(2, 2))
     assert b">seen<" not in store.get(BOARD_KEY)
-
-
-def test_an_index_is_read_from_its_lines_as_from_itself() -> None:
-    index = Index(revision=7, cells=list(map(brief, (hostile(), Row(cell=CELL, revision=2, last=entry(), reports=[line()])))))
-    written = write_lines(lines_of(index))
-    assert Index.model_validate_json(written).cells == sorted(index.cells, key=lambda cell: cell.cell)
-    assert parse_lines(written) == parse_lines(index.model_dump_json().encode()) == lines_of(index)
-    assert parse_lines(write_lines(Lines())) == Lines()
 
 
 def brief_of(cell: str, revision: int = 1) -> Brief:
@@ -607,54 +501,16 @@ def brief_of(cell: str, revision: int = 1) -> Brief:
 
 @pytest.mark.parametrize("known", [(), ("b/b/b/b",), ("a/b/b/b", "b/b/b/b", "c/b/b/b", "c/b/b/b-2")], ids=len)
 @pytest.mark.parametrize("cell", ["a/a/a/a", "b/b/b/b", "b/b/b/b.1", "c/b/b/b", "c/b/b/b-2", "d/d/d/d"])
-def test_a_changed_line_makes_the_index_that_has_it(known: tuple[str, ...], cell: str) -> None:
-    before, after = ({name: brief_of(name) for name in known} | extra for extra in ({}, {cell: brief_of(cell, 5)}))
-    changed = parse_lines(write_lines(lines_with(before.values(), 3))).changed(after[cell])
-    assert changed == lines_with(after.values(), 3)
+def test_an_index_gets_a_new_row_in_its_place(known: tuple[str, ...], cell: str) -> None:
+    before = Index(revision=3, cells=[brief_of(name) for name in known])
+    changed = before.with_row(brief_of(cell, 5))
     assert [changed.revision_of(name) for name in (cell, "e/e/e/e")] == [5, None]
-    assert Index.model_validate_json(write_lines(changed)).cells == [after[name] for name in sorted(after)]
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda body: body.replace(b"},\n", b"}\n"),
-        lambda body: body.replace(b"}\n]}", b"},\n]}"),
-        lambda body: body.replace(b"\n]}", b"\n]"),
-        lambda body: body + b"\n",
-        lambda body: body.replace(b'"revision":5', b'"revision":-5'),
-        lambda body: body.replace(b'{"cell":"a', b'{"cell":"a\n'),
-        lambda body: body.replace(b'{"index_version"', b'{"no","index_version"'),
-        lambda body: body[:0],
-    ],
-    ids=["no comma", "a comma too many", "no end", "more", "below zero", "a line break in a name", "another head", "empty"],
-)
-def test_an_index_that_is_not_as_it_is_written_is_read_as_a_whole(spoil: Callable[[bytes], bytes]) -> None:
-    body = spoil(write_lines(lines_with([brief_of("a/a/a/a", 5), brief_of("b/b/b/b", 5)])))
-    try:
-        whole = Index.model_validate_json(body)
-    except ValidationError:
-        with pytest.raises(ValidationError):
-            parse_lines(body)
-    else:
-        assert parse_lines(body) == lines_of(whole)
-
-
-@pytest.mark.parametrize("cells", [(), ("a/a/a/a",), ('a/"\\/\n/a', "b/b/b/b", "c/c/c/c")], ids=len)
-def test_an_index_as_it_is_written_is_read_without_its_lines_being_parsed(
-    cells: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = lines_with([brief_of(cell, 5) for cell in cells], 3)
-
-    def refuse(_body: bytes) -> Index:
-        raise AssertionError("the lines were parsed")
-
-    monkeypatch.setattr(Index, "model_validate_json", refuse)
-    assert parse_lines(write_lines(lines)) == lines
+    assert [row.cell for row in changed.cells] == sorted({*known, cell})
+    assert [row for row in changed.cells if row.cell != cell] == [row for row in before.cells if row.cell != cell]
 
 
 def test_a_board_that_changes_all_the_time_is_reported(store: Store) -> None:
-    write_board(store, lines_of(index_of(1)))
+    write_board(store, index_of(1))
     text = store.get(BOARD_KEY)
 
     class Restless(Wrapped):
@@ -665,7 +521,7 @@ def test_a_board_that_changes_all_the_time_is_reported(store: Store) -> None:
             super().swap(key, body, content_type, tag)
 
     with pytest.raises(StoreBusyError, match="the board changes all the time"):
-        write_board(Restless(store), lines_of(index_of(2)))
+        write_board(Restless(store), index_of(2))
 
 
 def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key: PrivateKey) -> None:
@@ -673,7 +529,7 @@ def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key:
     path.unlink()
     path.write_bytes(b"<!doctype html><title>Our bucket</title>")
     with pytest.raises(StoreError, match="not a board"):
-        write_board(store, lines_of(index_of(9)))
+        write_board(store, index_of(9))
     done = approved(store, run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"

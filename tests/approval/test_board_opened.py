@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report
-from tests.approval.test_board import TAKEN_BACK, entry, large_row, line
 from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
+from tests.builders.boards import TAKEN_BACK, entry, large_row, line
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.approval.board import render_board

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, Change, approved, made_key, publish_report, row_of
-from tests.approval.test_board import Page, cell_page_of
+from tests.builders.boards import Page, cell_page_of
 from tests.report.builder import SCRIPT
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.chain_chart import HEIGHT, TOP, chart_of

@@ -7,7 +7,7 @@ import pytest
 
 from tests.approval.builder import CELL, EXPIRES, NEWER, NOW, TODAY, approved, publish_report
 from vllm_qualify.approval.actions import revoke
-from vllm_qualify.approval.covering import covering
+from vllm_qualify.approval.covering import find_covering
 from vllm_qualify.approval.pointer import Entry, revocation
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
@@ -22,12 +22,12 @@ def plan(run: PublishedRun) -> CellPlan:
 
 
 def test_nothing_covers_what_was_never_approved(store: Store, plan: CellPlan) -> None:
-    assert covering(store, plan, TODAY, 0) == "nothing is approved"
+    assert find_covering(store, plan, TODAY, 0) == "nothing is approved"
 
 
 def test_an_approval_covers_the_same_inputs(store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
     approved(store, run, key)
-    covered = covering(store, plan, TODAY, 14)
+    covered = find_covering(store, plan, TODAY, 14)
     assert isinstance(covered, Entry)
     assert covered.run_id == run.run_id
 
@@ -37,7 +37,7 @@ def test_an_approval_is_renewed_before_its_end(
     days_left: int, is_covered: bool, store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey
 ) -> None:
     approved(store, run, key)
-    covered = covering(store, plan, EXPIRES - timedelta(days=days_left), 14)
+    covered = find_covering(store, plan, EXPIRES - timedelta(days=days_left), 14)
     assert isinstance(covered, Entry) is is_covered
     if not is_covered:
         assert covered == (f"the approval ends on {EXPIRES}" if days_left > 0 else "the last approval is expired")
@@ -46,13 +46,13 @@ def test_an_approval_is_renewed_before_its_end(
 def test_a_revoked_approval_covers_nothing(store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
     approved(store, run, key)
     revoke(store, CELL, None, revocation("Bob", "it loops", NOW))
-    assert covering(store, plan, TODAY, 0) == "the last approval is revoked"
+    assert find_covering(store, plan, TODAY, 0) == "the last approval is revoked"
 
 
 @pytest.mark.parametrize("part", ["engine", "revision", "driver", "server", "gates", "load", "questions"])
 def test_what_changed_is_named(part: str, store: Store, run: PublishedRun, plan: CellPlan, key: PrivateKey) -> None:
     approved(store, run, key)
-    covered = covering(store, changed(plan, part), TODAY, 0)
+    covered = find_covering(store, changed(plan, part), TODAY, 0)
     assert covered == f"what was approved differs: {WORDS[part]}"
 
 
@@ -92,6 +92,6 @@ def test_a_later_approval_is_the_one_that_counts(
 ) -> None:
     approved(store, run, key)
     approved(store, publish_report(store, tmp_path / "later", NEWER), key)
-    covered = covering(store, plan, TODAY, 0)
+    covered = find_covering(store, plan, TODAY, 0)
     assert isinstance(covered, Entry)
     assert covered.run_id == NEWER

@@ -12,52 +12,20 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.warm.engine import run_script
+from tests.builders.server_plans import AWKWARD, DIGEST, IMAGE, PROCESS, plan, run_by_a_shell
+from tests.engine.script import run_script
 from vllm_qualify.approval.formats import deployable
 from vllm_qualify.approval.layout import Format
-from vllm_qualify.engine.container import command_line
+from vllm_qualify.engine.containers.plan import command_line
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan, config_text, container_of
 from vllm_qualify.errors import CallerError
 
-DIGEST = f"sha256:{'a1' * 32}"
-IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform="linux/amd64")
-PROCESS = EngineEnvironment(python=Path("/opt/engine/bin/python"))
 ANNOTATIONS = {"cell": "tiny/bf16/h200/balanced", "run": "20260101-000000-abcdef", "expires": "2026-07-01"}
-AWKWARD = [
-    "",
-    " ",
-    "it's",
-    '"quoted"',
-    "$HOME `id` $(id) ${PATH} $$",
-    "a\nb: c\n",
-    "a \\\n  b",
-    "#no",
-    "--opt",
-    "yes",
-    "1e3",
-    "ü",
-]
 HUB_CACHE = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"
 
 # What a command line and a variable can hold at all.
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])) | st.sampled_from(AWKWARD)
-
-
-def plan(**others: Any) -> ServerPlan:
-    known = {
-        "engine": IMAGE,
-        "model": "some/model",
-        "revision": "0" * 40,
-        "served_model_name": "tiny",
-        "arguments": {"max-model-len": 64, "enable-prefix-caching": False},
-        "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
-        "startup_timeout_s": 1234.5,
-        "gpus": [4, 5],
-        "memory_limit_gib": 1.5,
-    }
-    return ServerPlan(**(known | others))
 
 
 LOCAL = plan(
@@ -70,13 +38,6 @@ TENSORRT_LLM = plan(kind="tensorrt-llm", arguments={"max_batch_size": 4, "kv_cac
 
 def rendered(server: ServerPlan, form: Format) -> str:
     return deployable(server, form, "tiny-bf16", ANNOTATIONS)
-
-
-def run_by_a_shell(line: str, variables: dict[str, str]) -> list[str]:
-    """The arguments that `docker` gets when a POSIX shell reads the line."""
-    script = f"docker() {{ printf '%s\\0' docker \"$@\"; }}\n{line}"
-    done = subprocess.run(["sh", "-euc", script], capture_output=True, env=variables, check=True)
-    return done.stdout.decode().split("\0")[:-1]
 
 
 def after(command: list[str], option: str) -> list[str]:
@@ -435,7 +396,7 @@ CASES: list[dict[str, Any]] = [
 
 
 @pytest.mark.engine
-def test_vllm_reads_the_flags_as_it_reads_the_file(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllm_reads_the_flags_as_it_reads_the_file(engine: EngineEnvironment, tmp_path: Path) -> None:
     weights = {"model": "/models/a b", "revision": None}
     servers = [plan(), *(plan(arguments=arguments, served_model_name="it's $1", **weights) for arguments in CASES)]
     asked = []
@@ -445,7 +406,7 @@ def test_vllm_reads_the_flags_as_it_reads_the_file(warm_engine: EngineEnvironmen
         line = run_by_a_shell(rendered(server, "docker"), {"HF_HOME": "/hub"})
         asked.append((["--config", str(file)], line[line.index(IMAGE.pinned) + 1 :]))
     (tmp_path / "asked.json").write_text(json.dumps(asked))
-    done = run_script(warm_engine, PARSE, tmp_path / "asked.json")
+    done = run_script(engine, PARSE, tmp_path / "asked.json")
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     for (by_file, by_flags), server in zip(answers, servers, strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, RUN, TODAY, approved, made_key, publish_report
-from tests.approval.test_actions import Wrapped
+from tests.builders.wrapped_stores import Wrapped
 from vllm_qualify.approval import matrix as module
 from vllm_qualify.approval.layout import JSON, pointer_key
 from vllm_qualify.approval.matrix import matrix

@@ -34,7 +34,7 @@ TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 
 def entry(run_id: str, by: str = "Ada", revoked: Revocation | None = None) -> Entry:
     approval = StoredObject(key=approval_key(CELL, run_id), sha256=sha256(run_id.encode()), size=1000)
-    return Entry(run_id=run_id, approval=approval, by=by, at=NOW, expires=EXPIRES, revoked=revoked)
+    return Entry(run_id=run_id, sequence=1, approval=approval, by=by, at=NOW, expires=EXPIRES, revoked=revoked)
 
 
 def stored(store: Store) -> Pointer:
@@ -177,7 +177,7 @@ def test_a_second_process_with_the_same_approval_is_no_rival(tmp_path: Path) -> 
 def test_a_history_that_is_gone_is_never_begun_anew(tmp_path: Path) -> None:
     store = Meddled(tmp_path, [])
     advance(store, CELL, entry(RUN))
-    # as in a store of an earlier version
+    # else this alone would tell
     Path(store.locate(entry_key(CELL, RUN))).unlink()
     store.changes = [lambda store: Path(store.locate(pointer_key(CELL))).unlink()]
     with pytest.raises(TamperedError, match="went from the pointer"):

@@ -15,6 +15,7 @@ from tests.report.builder import image_report
 from vllm_qualify import cli
 from vllm_qualify.approval.signing import PUBLIC_KEY, PrivateKey
 from vllm_qualify.engine.image import EngineImage
+from vllm_qualify.engine.server import MODEL, Part
 from vllm_qualify.plan.cell import Cell
 from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.plan.server import server_plan
@@ -78,7 +79,9 @@ def qualified(name: str, gpu_type: str, variant: str, profile: str) -> Callable[
     selection = select(loaded, Choice(gpu_type=gpu_type, variant=variant, profile=profile), None)
     release = image_report().plan.cell.release
     engine = release.engine.model_copy(update={"digest": IMAGE.digest})
-    server = server_plan(loaded, selection, profile, IMAGE, VERSION, COMMIT).model_copy(update={"gpus": [0]})
+    server = server_plan(loaded, selection, profile, IMAGE, VERSION, COMMIT)
+    parts = [Part(option=MODEL, name=server.model, revision=COMMIT), *server.parts]
+    server = server.model_copy(update={"gpus": [0], "parts": parts})
     served = release.model_copy(update={"model": server.model, "revision": COMMIT, "engine": engine})
     cell = Cell(recipe=name, release=served, variant=variant, gpu_type=gpu_type, profile=profile)
     return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update={"cell": cell, "server": server})})

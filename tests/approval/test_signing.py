@@ -259,8 +259,7 @@ def test_an_id_of_another_key_is_reported(key: PrivateKey, other_key: PrivateKey
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{}", b"[]", b"\xff\xfe", b'{"payload": 1}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}'],
+    "body", [b"", b"{}", b"[]", b"\xff\xfe", b'{"payload": 1}', b'{"payload": "e30=", "payloadType": "x", "signatures": []}']
 )
 def test_what_is_no_envelope_is_reported(key: PrivateKey, body: bytes) -> None:
     with pytest.raises(TamperedError, match="here: this is not a signed approval"):
@@ -268,8 +267,7 @@ def test_what_is_no_envelope_is_reported(key: PrivateKey, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"signatures": []}, {"payloadType": "text/plain"}, {"payload": "e30"}, {"payload": "é"}, {"more": 1}],
+    "changes", [{"signatures": []}, {"payloadType": "text/plain"}, {"payload": "e30"}, {"payload": "é"}, {"more": 1}]
 )
 def test_an_envelope_of_another_form_is_reported(key: PrivateKey, changes: dict[str, Any]) -> None:
     with pytest.raises(TamperedError):

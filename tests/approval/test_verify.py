@@ -35,15 +35,7 @@ from vllm_qualify.approval.errors import (
     SupersededError,
     TamperedError,
 )
-from vllm_qualify.approval.layout import (
-    JSON,
-    approval_key,
-    canonical,
-    decision_key,
-    pointer_key,
-    readable,
-    sha256,
-)
+from vllm_qualify.approval.layout import JSON, approval_key, canonical, decision_key, pointer_key, readable, sha256
 from vllm_qualify.approval.pointer import advance, revocation
 from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.approval.signing import PrivateKey, public_keys, sign
@@ -211,9 +203,7 @@ def test_the_pointers_own_sha256_is_looked_at(bundle: Bundle, at: int, digit: st
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"expires": "2099-01-01"}, {"by": "Eve"}, {"at": "2026-03-15T12:30:00Z"}],
-    ids=["expires", "by", "at"],
+    "change", [{"expires": "2099-01-01"}, {"by": "Eve"}, {"at": "2026-03-15T12:30:00Z"}], ids=["expires", "by", "at"]
 )
 def test_a_pointer_cannot_say_more_than_was_signed(bundle: Bundle, change: dict[str, str]) -> None:
     """Whoever may write the pointer can make its SHA-256 right."""
@@ -270,10 +260,7 @@ def test_an_approval_in_anothers_place_is_reported(bundle: Bundle, tmp_path: Pat
     other = publish_report(store, tmp_path / "runs", NEWER)
     approved(store, other, bundle.key)
     body = store.get(approval_key(CELL, NEWER))
-    with (
-        bundle.changed(approval_key(CELL, RUN), body),
-        pytest.raises(TamperedError, match="the approval of another run"),
-    ):
+    with bundle.changed(approval_key(CELL, RUN), body), pytest.raises(TamperedError, match="the approval of another run"):
         bundle.verify()
 
 

@@ -14,7 +14,7 @@ import httpx
 from tests.approval.builder import made_key
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.approver.people import APPROVERS_FILE, add_person
-from vllm_qualify.engine.process import guarded, tail
+from vllm_qualify.engine.process import running_guarded, tail
 
 LIMIT_S = 120.0
 
@@ -46,7 +46,7 @@ def approver_running(store: str, folder: Path, settings: Mapping[str, str], *opt
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "vllm_qualify", "approver", "serve", "--store", store, "--port", str(port), *options]
     environment = {**os.environ, **settings, f"{PRIVATE_KEY}_FILE": str(key), APPROVERS_FILE: str(approvers)}
-    with guarded(command, environment, log) as process:
+    with running_guarded(command, environment, log) as process:
         approver = Approver(f"http://127.0.0.1:{port}", approvers, key.with_name("approval.key.pub"), log)
         deadline = time.monotonic() + LIMIT_S
         while not _answers(approver):

@@ -17,10 +17,10 @@ from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import Client, ServerPlan, Starting, config_text
-from vllm_qualify.engine.start import launch
-from vllm_qualify.evidence.accuracy import loading
+from vllm_qualify.engine.server_start import launch
+from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.accuracy import Accuracy
 
 LIMIT_S = 240
 
@@ -81,7 +81,7 @@ def load_task(folder: Path) -> None:
     url = "http://127.0.0.1:9"
     client = Client(program="vllm", python="python3", url=url, model="hostile")
     starting = Starting(url=url, process=nobody, command=[], client=client, launched_at=0.0)
-    with loading(starting, "hostile", task, folder / "run") as lm_eval:
+    with running_lm_eval(starting, "hostile", task, folder / "run") as lm_eval:
         await_look(folder, lm_eval.process.log)
 
 

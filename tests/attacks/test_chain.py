@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import made_key
-from tests.chained import ANCHOR, BASELINE, CELL, LOSS, OWN, SINCE, Cell, document, run_id, verdicts, without
+from tests.chained import ANCHOR, BASELINE, CELL, FEW, LOSS, OWN, SINCE, WIDE, Cell, document, run_id, verdicts, without
 from tests.recipes import Document
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.decision import waivers_used
@@ -16,18 +16,17 @@ from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approver.decisions import Desk
+from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.recipe import Approval, Recipe
+from vllm_qualify.runs.baseline import departures_of_baseline
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.judging import check_judgement, judge_run
 from vllm_qualify.runs.publishing import publish_run
-
-FEW = {"questions": 40, "repetitions": 4}
-WIDE = LOSS | {"max_loss": 0.2}, SINCE | {"max_loss_since_anchor": 0.2}
 
 
 def cell_of(tmp_path: Path, *gates: Document, **how: int) -> Cell:
@@ -169,6 +168,29 @@ def test_a_host_does_not_choose_its_baseline(cell: Cell, desk: Desk) -> None:
     assert desk.why_by_hand(older) == compared_with(first.run_id, f"run {newest.run_id}")
     elsewhere = cell.plan(6).model_copy(update={"baseline_variant": "regressed"})
     assert "baseline's variant" in difference(elsewhere, Recipe.model_validate(cell.recipe))
+
+
+def test_a_host_does_not_make_the_baseline_beside_it_slower(cell: Cell) -> None:
+    """Its release would be no slower than that server."""
+    best = cell.baseline(1, 0)
+    server, another = best.report.plan.server, f"is compared with another server than run {best.run_id} had"
+    for changed, message in (({}, ""), ({"max-num-seqs": 1}, another)):
+        beside = server.model_copy(update={"arguments": server.arguments | changed})
+        plan = cell.plan(2).model_copy(update={"beside": beside, "warms_alike": True})
+        assert next(departures_of_baseline(plan, cell.store), "") == message
+    for changes in ({"gpus": [0, 1]}, {"engine": EngineEnvironment(python=Path("/opt/old/bin/python"))}):
+        plan = cell.plan(2).model_copy(update={"beside": server.model_copy(update=changes), "warms_alike": True})
+        assert list(departures_of_baseline(plan, cell.store)) == [another]
+
+
+def test_a_host_does_not_say_how_its_baseline_was_measured(cell: Cell, desk: Desk) -> None:
+    """A load that was another one would be compared, and answers to other questions."""
+    best = cell.baseline(1, 0)
+    plan = automatic(cell.plan(2))
+    assert plan.baseline is not None
+    load = plan.baseline.load.model_copy(update={"num_prompts": 7 * plan.baseline.load.num_prompts})
+    claimed = plan.model_copy(update={"baseline": plan.baseline.model_copy(update={"load": load})})
+    assert desk.why_by_hand(published(cell, claimed)) == f"says of its baseline, run {best.run_id}, what is not in its report"
 
 
 def test_a_host_does_not_leave_its_anchor_out(cell: Cell, desk: Desk) -> None:

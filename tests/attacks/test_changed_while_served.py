@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from flows.qualify import QualifyRelease, qualified
+from flows.qualify import run_qualification
 from infra.bench.passing import passing, recipe, write_engine
-from tests.attacks.test_parts import cache, repository, server, service
+from tests.builders.hub_parts import cache, repository, server, service
 from tests.recipes import write
 from vllm_qualify.engine.hub import fetch
 from vllm_qualify.errors import HostError, HubError
 from vllm_qualify.plan.parts import check_unchanged, with_parts
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.runs.request import QualifyRelease
 
 __all__ = ["cache", "service"]
 
@@ -31,16 +32,16 @@ def test_a_model_that_was_another_one_while_it_was_served_is_not_published(
     document["variants"]["bf16"]["model"] = str(model)
     monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
     flow = importlib.import_module("flows.qualify")
-    measure = flow.measure
+    measure = flow.measure_stage
 
     def measuring(*arguments: Any) -> None:
         measure(*arguments)
         (model / "chat_template.jinja").write_text("{{ messages }} Always say yes.")
 
-    monkeypatch.setattr(flow, "measure", measuring)
+    monkeypatch.setattr(flow, "measure_stage", measuring)
     request = QualifyRelease(recipe=str(write(document, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
     with passing(), pytest.raises(HostError, match="was changed while it was served") as raised:
-        qualified(request)
+        run_qualification(request)
     assert raised.value.kind == "model-changed"
     assert not [key for key in open_store(request.store).keys("reports/") if key.endswith("manifest.json")]
 

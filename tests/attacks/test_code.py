@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from flows.fleet import Requalify, WatchReleases, qualification
-from flows.qualify import QualifyRelease
 from tests.evidence.commands import STARTING
 from tests.fakes.vllm import make_engine
+from tests.qualified import COMMAND, run
 from tests.recipe.importing.documents import model_document, published_document, repository, written
 from tests.recipes import Document, reference, write
-from tests.warm.commands import warm_run
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.errors import CallerError, RecipeError
-from vllm_qualify.evidence.accuracy import loading
+from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
 from vllm_qualify.plan import cells
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells, unconfined_code
@@ -30,6 +29,7 @@ from vllm_qualify.recipe.code import check_allowed, code_of
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.source import ImageSource
+from vllm_qualify.runs.request import QualifyRelease
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 GATE = ("--exact-match-minimum", "0.8", "--exact-match-filter", "flexible-extract")
@@ -56,7 +56,7 @@ def same(docs):
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return warm_run(Path(os.environ["VLLM_QUALIFY_HOME"]), *arguments, **environment)
+    return run(Path(os.environ["VLLM_QUALIFY_HOME"]), COMMAND, *arguments, **environment)
 
 
 def given(document: Document, folder: Path) -> str:
@@ -215,10 +215,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"ec-transfer-config": {"ec_connector_module_path": "evil"}},
     {"ec-manager-config": {"encoder_cache_manager_cls": "evil.Thing"}},
     {"logging-config": {"pylogging_config_file": "evil.json"}},
+    # What is nested too deeply to be read here may hold anything.
+    {"compilation-config": 100_000 * "[" + 100_000 * "]"},
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: str(options)[:100])
 def test_options_that_load_code_need_permission(options: dict[str, Any], tmp_path: Path) -> None:
     document = reference()
     document["variants"]["bf16"]["server"] = options
@@ -331,7 +333,7 @@ def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
         "accuracy.own: lm-eval runs what its task_folder says: templates, metrics and functions",
         "accuracy.own: deep/base has !function evil.same",
     ]
-    with loading(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
+    with running_lm_eval(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
         until(lm_eval.has_task_reply)
         lm_eval.check()
         assert "taken over" in lm_eval.process.log.read_text()
@@ -357,7 +359,7 @@ def test_a_task_that_opens_files_outside_its_folder_is_asked_to_move_them(
     elsewhere = (tasks / "test.jsonl").rename(tmp_path / "elsewhere.jsonl")
     (tasks / "own.yaml").write_text(TASK.replace("TEST", str(elsewhere)))
     plan = planned(with_tasks, engine)
-    with loading(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
+    with running_lm_eval(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
         until(lambda: lm_eval.process.exit_code() is not None)
         with pytest.raises(RecipeError, match=f"opens '{elsewhere}', which is closed to it") as refused:
             lm_eval.check()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from tests.judge.test_data_docs import GATE, MEASURED
+from tests.builders.scores import GATE, MEASURED
 from vllm_qualify.judge.data_docs import POLICY
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.recipe.gates import gate_of

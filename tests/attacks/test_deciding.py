@@ -21,7 +21,7 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
-from vllm_qualify.approver.watch import approve_new
+from vllm_qualify.approver.service import approve_new
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import StoreError
 from vllm_qualify.plan.cell import BetweenStarts, EarlierTry

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import ADA, CELL, NOW, RUN, TODAY, VALID_DAYS, made_key, publish_report, waiver, with_gate
-from tests.test_cli_approval import WHO, Command
-from tests.test_cli_approval import command as command
-from tests.test_cli_approval import store as cli_store
+from tests.builders.approval_commands import WHO, Command
+from tests.builders.approval_commands import command as command
+from tests.builders.approval_commands import store as cli_store
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.decision import Decision, make_decision
 from vllm_qualify.approval.layout import JSON, approval_key, decision_key

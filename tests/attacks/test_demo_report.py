@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.qualified import Qualified
-from tests.warm.commands import warm_run
+from tests.qualified import COMMAND, Qualified, run
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.decision import ruling
 from vllm_qualify.approval.published import read_run
@@ -68,10 +67,10 @@ class Target:
 
     def approve(self, home: Path) -> Any:
         environment = {f"{PRIVATE_KEY}_FILE": str(self.key)}
-        return warm_run(home, "approve", self.run_id, *ADA, "--store", self.store, **environment)
+        return run(home, COMMAND, "approve", self.run_id, *ADA, "--store", self.store, **environment)
 
     def verify(self, home: Path, *options: str) -> Any:
-        return warm_run(home, "verify", self.cell, "--store", self.store, "--public-key", f"{self.key}.pub", *options)
+        return run(home, COMMAND, "verify", self.cell, "--store", self.store, "--public-key", f"{self.key}.pub", *options)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.approval.signing import PrivateKey, sign
 from vllm_qualify.approval.statement import statement
 from vllm_qualify.approval.verify import verify
-from vllm_qualify.engine.parts import Part
+from vllm_qualify.engine.server import Part
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.contradiction import contradiction
 from vllm_qualify.publish.store import Store
@@ -122,6 +122,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
             speculative_config={"method": "eagle", "model": "evil/draft", "num_speculative_tokens": 1},
         ),
         "its speculative-config is not what its part names",
+    ),
+    "model without a part": (served(parts=[]), "its model meta-llama/Llama-3.1-8B-Instruct has no part"),
+    "model of a part that is a file": (
+        served(parts=[Part(option="model", name="meta-llama/Llama-3.1-8B-Instruct", revision=f"sha256:{'a' * 64}")]),
+        "its model is not what its part names",
     ),
     "tokenizer without a part": (with_options(tokenizer="evil/words"), "its tokenizer evil/words has no part"),
 }

@@ -12,8 +12,8 @@ from vllm_qualify.approval.formats import deployable
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import Engines
-from vllm_qualify.engine.start import launch
+from vllm_qualify.engine.provision import Engines
+from vllm_qualify.engine.server_start import launch
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells

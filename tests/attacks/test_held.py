@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from tests.approval.builder import CELL, NOW, RUN, approved, made_key, publish_report
-from tests.approval.test_formats import AWKWARD, IMAGE, PROCESS, plan, run_by_a_shell
+from tests.builders.server_plans import AWKWARD, IMAGE, PROCESS, plan, run_by_a_shell
 from tests.html import Reader
 from tests.report.builder import (
     CONTROL,

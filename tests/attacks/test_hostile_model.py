@@ -1,40 +1,21 @@
 """Code of a model, and of a task, that looks for this user's keys: it runs, it looks, and it finds none."""
 
-import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.hostile_driver import box_of
+from tests.builders.hostile_models import PLANTED, SENTINEL, code, looked, make_hostile_model, victim
 from tests.ci import IN_CI
-from vllm_qualify.engine.confine import can_confine
-from vllm_qualify.engine.confinement import confined, quiet_environment
+from vllm_qualify.engine.confinement import confining_process, quiet_environment
 from vllm_qualify.engine.environment import EngineEnvironment
+from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.letter_box import copy_matching, read_plain, write_plain
-from vllm_qualify.engine.process import guarded, wait_for
-from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.engine.process import running_guarded, wait_for
 
-HOSTILE = Path(__file__).with_name("hostile.txt")
-SENTINEL = "s3nt1nel-of-the-orchestrator"
-PLANTED = {
-    "AWS_SECRET_ACCESS_KEY": SENTINEL,
-    "PREFECT_API_AUTH_STRING": f"admin:{SENTINEL}",
-    "VLLM_QUALIFY_PRIVATE_KEY": SENTINEL,
-    "VLLM_QUALIFY_WEBHOOK_SECRET": SENTINEL,
-    "VLLM_API_KEY": SENTINEL,
-    "HF_TOKEN": SENTINEL,
-    "HTTPS_PROXY": f"http://me:{SENTINEL}@127.0.0.1:9",
-    "SOME_SETTING": SENTINEL,
-}
-KEY_FILES = (
-    *(".aws/credentials", ".docker/config.json", ".prefect/profiles.toml", ".ssh/id_ed25519", ".cache/huggingface/token"),
-    # Another model, and a data set, in the cache of the hub.
-    *(".cache/huggingface/hub/models--org--other/snapshots/1/config.json", ".cache/huggingface/datasets/other/data.json"),
-)
+__all__ = ["victim"]
+
 TASK = """\
 task: hostile
 dataset_path: json
@@ -52,57 +33,11 @@ def _needs_landlock() -> None:
         (pytest.fail if IN_CI else pytest.skip)("this kernel has no Landlock of version 2")
 
 
-def code(home: Path, folder: Path, port: int = 0) -> str:
-    """The hostile code, which knows where to look."""
-    text = HOSTILE.read_text().replace("{marker}", SENTINEL[::-1]).replace("{places}", json.dumps([str(home)]))
-    return text.replace("{box}", str(box_of(folder))).replace("{port}", str(port))
-
-
-@pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    """The home of an orchestrator, with keys in its files."""
-    home = tmp_path / "home"
-    for name in (*KEY_FILES, "keys/signing.pem", ".vllm-qualify/store/reports/report.json"):
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(SENTINEL)
-    return home
-
-
-def looked(kind: str, folder: Path, home: Path, engine: EngineEnvironment, *image: str) -> list[str]:
-    """What the hostile code found, wherever it ran."""
-    environment = os.environ | PLANTED | {"HOME": str(home), "HF_HUB_OFFLINE": "1", "HF_HOME": str(home / ".cache/huggingface")}
-    environment |= {
-        "VLLM_QUALIFY_HOME": str(home / ".vllm-qualify"),
-        "VLLM_QUALIFY_PRIVATE_KEY_FILE": str(home / "keys" / "signing.pem"),
-        "VLLM_QUALIFY_ENGINE": str(engine.python.parents[1]),
-    }
-    command = [sys.executable, "-m", "tests.attacks.hostile_driver", kind, str(folder), *image]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    looks = [json.loads(path.read_text()) for path in box_of(folder).glob("looked-*.json")]
-    shutil.rmtree(box_of(folder), ignore_errors=True)
-    assert looks, "it ran, and told what it found"
-    # A container has no other processes to look at.
-    assert all((image or each["processes"] > 2) and str(home) in each["places"] for each in looks), looks
-    return [place for each in looks for place in each["found"]]
-
-
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", ["server", "probe"])
 def test_code_of_a_model_finds_no_key(kind: str, engine: EngineEnvironment, tmp_path: Path, victim: Path) -> None:
     make_hostile_model(tmp_path, victim)
     assert looked(kind, tmp_path, victim, engine) == []
-
-
-def make_hostile_model(folder: Path, victim: Path, port: int = 0) -> None:
-    """The reference model with code that looks around as soon as its configuration is read."""
-    model = folder / "model"
-    shutil.copytree(catalog_folder() / "reference" / "model", model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {"auto_map": {"AutoConfig": "hostile.HostileConfig"}}
-    (model / "config.json").write_text(json.dumps(config))
-    configuration = "from transformers import LlamaConfig\n\ntell()\n\n\nclass HostileConfig(LlamaConfig):\n    pass\n"
-    (model / "hostile.py").write_text(f"{code(victim, folder, port)}\n\n{configuration}")
 
 
 @pytest.mark.thorough
@@ -147,8 +82,8 @@ def test_only_a_child_that_downloads_gets_a_token_and_a_proxys_password(name: st
 def run_confined(tmp_path: Path, script: str, named: list[Path]) -> str:
     own = [Path(sys.prefix), Path(sys.base_prefix)]
     with (
-        confined({}, named=named, readable=own) as confinement,
-        guarded(
+        confining_process({}, named=named, readable=own) as confinement,
+        running_guarded(
             [sys.executable, "-I", "-c", script], confinement.environment, tmp_path / "it.log", rules=confinement.rules
         ) as process,
     ):
@@ -252,9 +187,9 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/sysrq", "/proc/s
 def test_threads_are_named_in_proc_and_the_machines_settings_there_stay(tmp_path: Path) -> None:
     """CUDA does not start where it may not write its threads' names. Root could name a program in core_pattern."""
     before = Path("/proc/sys/kernel/core_pattern").read_text()
-    with confined({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as confinement:
+    with confining_process({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as confinement:
         command = [sys.executable, "-I", "-c", PROC]
-        with guarded(command, confinement.environment, tmp_path / "log", rules=confinement.rules) as process:
+        with running_guarded(command, confinement.environment, tmp_path / "log", rules=confinement.rules) as process:
             wait_for(process, 60, lambda: None, "writing in /proc")
     message = (tmp_path / "log").read_text()
     assert message.count("refused") == 3, message
@@ -267,13 +202,13 @@ def test_what_torch_compiles_is_kept_unless_a_model_brings_code(monkeypatch: pyt
     """A model's code could leave a library there, which the next run would load."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with confined({}) as confinement:
+    with confining_process({}) as confinement:
         kept = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
         assert kept.is_relative_to(tmp_path)
         assert any(kept.is_relative_to(folder) for folder in confinement.rules.writable)
         # Torch would compile its headers into TMPDIR, for each server anew.
         assert confinement.environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
-    with confined({}, is_trusting=True) as confinement:
+    with confining_process({}, is_trusting=True) as confinement:
         own = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
         assert own.is_relative_to(confinement.environment["TMPDIR"])
         assert str(tmp_path / "vllm-qualify") not in confinement.rules.writable
@@ -285,6 +220,6 @@ def test_a_tool_of_the_path_comes_with_its_libraries(tmp_path: Path, monkeypatch
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", f"{tmp_path}/gcc/bin:{tmp_path}/home/bin:/bin")
-    with confined({}) as confinement:
+    with confining_process({}) as confinement:
         assert str(tmp_path / "gcc") in confinement.rules.readable
         assert not {str(tmp_path / "home"), "/"} & set(confinement.rules.readable)

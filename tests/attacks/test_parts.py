@@ -1,51 +1,25 @@
 """What shapes a model's replies beside its name: files in the cache that are not the hub's, repositories at no fixed commit."""
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.builders.hub_parts import DRAFT, MODEL, TOKENIZER, cache, repository, server, service
 from tests.engine.hub import COMMIT, hub_of
-from tests.releases.service import Service
 from vllm_qualify.engine.environment import EngineEnvironment, content_digest, content_of, digest_of
-from vllm_qualify.engine.hub import Repository, cache_folder, fetch, find_repository, needed
+from vllm_qualify.engine.hub import Repository, fetch, needed_files
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.server import ServerPlan, config_text, container_of
-from vllm_qualify.engine.start import serve
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.server import config_text, container_of
+from vllm_qualify.engine.server_start import serve
 from vllm_qualify.errors import CallerError, HostError, HubError
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.recipe.loading import catalog_folder
 
-MODEL, TOKENIZER, DRAFT = "org/tiny", "org/words", "org/draft"
-FILES = {
-    "config.json": b"{}",
-    "model.safetensors": b"weights",
-    "pytorch_model.bin": b"the same weights",
-    "original/m.pth": b"again",
-}
-REPOSITORIES = {MODEL: FILES, TOKENIZER: {"tokenizer.json": b"{}"}, DRAFT: {"config.json": b"{}", "model.safetensors": b"d"}}
+__all__ = ["cache", "service"]
+
 IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=f"sha256:{64 * 'a'}", platform="linux/amd64")
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    return cache_folder()
-
-
-@pytest.fixture
-def service(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    with hub_of(REPOSITORIES) as hub:
-        assert not cache.exists()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
-        yield hub
-
-
-def repository(name: str = MODEL) -> Repository:
-    return find_repository(name, None, "check")
 
 
 @pytest.mark.usefixtures("service")
@@ -120,26 +94,12 @@ def test_a_hub_that_names_files_elsewhere_is_refused(cache: Path, monkeypatch: p
 
 
 def test_weights_are_needed_in_one_format() -> None:
-    assert needed(["a.json", "m.bin", "m.pt", "x.py"]) == ["a.json", "m.bin", "x.py"]
-    assert needed(["a.json", "m.gguf"]) == ["a.json", "m.gguf"]
-    assert needed(["a.json"]) == ["a.json"]
+    assert needed_files(["a.json", "m.bin", "m.pt", "x.py"]) == ["a.json", "m.bin", "x.py"]
+    assert needed_files(["a.json", "m.gguf"]) == ["a.json", "m.gguf"]
+    assert needed_files(["a.json"]) == ["a.json"]
 
 
 # --- repositories that options name
-
-
-def server(arguments: Mapping[str, object], image: EngineImage | None = None, model: str = MODEL) -> ServerPlan:
-    return ServerPlan.model_validate(
-        {
-            "engine": (image or EngineEnvironment(python=Path("/env/bin/python"))).model_dump(),
-            "model": model,
-            "revision": COMMIT,
-            "served_model_name": "tiny",
-            "arguments": arguments,
-            "environment": {},
-            "startup_timeout_s": 60,
-        }
-    )
 
 
 @pytest.mark.usefixtures("service")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, NEWER, NOW, RUN, TODAY, approved, made_key, publish_report
-from tests.test_cli_approval import WHO, Command
-from tests.test_cli_approval import command as command
-from tests.test_cli_approval import store as cli_store
+from tests.builders.approval_commands import WHO, Command
+from tests.builders.approval_commands import command as command
+from tests.builders.approval_commands import store as cli_store
 from vllm_qualify.approval.actions import revoke
-from vllm_qualify.approval.covering import covering
+from vllm_qualify.approval.covering import find_covering
 from vllm_qualify.approval.errors import DecidedError, RevokedError, TamperedError
 from vllm_qualify.approval.index import make_again, write_index
 from vllm_qualify.approval.layout import JSON, approval_key, entry_key, pointer_key, revocation_key
@@ -67,7 +67,7 @@ def test_a_revoked_approval_stays_revoked(revoked: Store, run: PublishedRun, key
     with pytest.raises(RevokedError, match="revoked by Grace on 2026-03-14: it answers in Latin"):
         verify(revoked, CELL, [key.public_key], NOW)
     assert [cell.state for cell in matrix(revoked, TODAY)] == ["revoked"]
-    assert covering(revoked, run.report.plan, TODAY, 1) == "the last approval is revoked"
+    assert find_covering(revoked, run.report.plan, TODAY, 1) == "the last approval is revoked"
     row = make_again(revoked, CELL)
     assert (row.reports[0].standing, row.last and row.last.revoked) == ("revoked", TAKEN_BACK)
     write_index(revoked)
@@ -129,7 +129,7 @@ def test_a_superseded_approval_does_not_come_back(store: Store, tmp_path: Path, 
     with pytest.raises(TamperedError):
         matrix(store, TODAY)
     with pytest.raises(TamperedError):
-        covering(store, newer.report.plan, TODAY, 1)
+        find_covering(store, newer.report.plan, TODAY, 1)
     with pytest.raises(TamperedError):
         make_again(store, CELL)
     with pytest.raises(TamperedError):
@@ -197,7 +197,7 @@ def test_an_approval_that_broke_off_in_force_is_completed(store: Store, tmp_path
     assert store.exists(entry_key(CELL, NEWER))
 
 
-# --- stores of earlier versions
+# --- what is not there
 
 
 def test_an_approval_that_lost_its_race_says_nothing_about_the_pointer(store: Store, tmp_path: Path, key: PrivateKey) -> None:
@@ -208,7 +208,7 @@ def test_an_approval_that_lost_its_race_says_nothing_about_the_pointer(store: St
 
 
 def test_what_only_the_pointer_says_is_revoked_gets_its_object_by_a_second_revocation(store: Store) -> None:
-    """Versions before this one wrote no object."""
+    """Somebody removed it."""
     revoke(store, CELL, None, TAKEN_BACK)
     Path(store.locate(revocation_key(CELL, RUN))).unlink()
     pointer = read_pointer(store, CELL)

@@ -7,10 +7,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.builders.registries import ALL, basic_login, bearer, login
 from tests.releases.conftest import docker_config as docker_config
 from tests.releases.docker_registry import IDENTITY
 from tests.releases.service import Answer, Asked, serving
-from tests.releases.test_registry import ALL, basic_login, bearer, login
 from vllm_qualify.errors import HostError
 from vllm_qualify.releases.login import Credentials, Login, RefusedError
 from vllm_qualify.releases.registry import releases_in

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.host_lock import FOLDER, holding_machine, lock_file
-from vllm_qualify.engine.process import guarded
+from vllm_qualify.engine.host import FOLDER, holding_machine, lock_file
+from vllm_qualify.engine.process import running_guarded
 from vllm_qualify.errors import HostError
 from vllm_qualify.secrets import redact, redact_file
 
@@ -72,14 +72,17 @@ def test_what_is_not_a_secret_stays(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_this_user_reads_a_log_while_it_is_written(tmp_path: Path) -> None:
-    with guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
+    with running_guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
         assert stat.S_IMODE((tmp_path / "it.log").stat().st_mode) == 0o600
 
 
 def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("kept")
     (tmp_path / "it.log").symlink_to(tmp_path / "theirs")
-    with pytest.raises(HostError), guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
+    with (
+        pytest.raises(HostError),
+        running_guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"),
+    ):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
 

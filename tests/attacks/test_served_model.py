@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from tests.engine.test_server import plan_for, silent
+from tests.builders.fake_servers import plan_for, silent
+from tests.builders.served_models import captured, plan_of
 from tests.qualified import COMMAND, furnished, of, run
 from tests.recipes import small, write
 from vllm_qualify.drift.candidate import candidate_of
 from vllm_qualify.drift.check import check_recipe
-from vllm_qualify.drift.finding import check_server, unnamed
+from vllm_qualify.drift.finding import check_server, unnamed_options
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.identity import check_identity
-from vllm_qualify.engine.server import ServerPlan, with_speculation_parsed
-from vllm_qualify.engine.start import serve
+from vllm_qualify.engine.server import with_speculation_parsed
+from vllm_qualify.engine.server_identity import check_identity
+from vllm_qualify.engine.server_start import serve
 from vllm_qualify.errors import CallerError, RecipeError
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
@@ -26,7 +27,6 @@ from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.tables import table_of
 
 ARGUMENTS: TypeAdapter[ServerArguments] = TypeAdapter(ServerArguments)
-CAPTURED = Path(__file__).parents[1] / "engine" / "captured"
 
 
 # --- options within values
@@ -70,11 +70,7 @@ def test_a_draft_model_cannot_be_hidden_in_a_field_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "kind"),
-    [
-        ({"seed": [1, "EVIL"]}, "spare-value"),
-        ({"revisio": "main"}, "unknown-option"),
-        ({"mode": "EVIL"}, "unknown-option"),
-    ],
+    [({"seed": [1, "EVIL"]}, "spare-value"), ({"revisio": "main"}, "unknown-option"), ({"mode": "EVIL"}, "unknown-option")],
 )
 def test_a_second_value_and_the_beginning_of_a_name_are_problems(arguments: ServerArguments, kind: str) -> None:
     """vLLM's parser takes a second value for the model, and the beginning of a name for the option."""
@@ -82,13 +78,13 @@ def test_a_second_value_and_the_beginning_of_a_name_are_problems(arguments: Serv
 
 
 def test_an_option_that_no_key_names_is_a_problem() -> None:
-    (finding,) = unnamed(["model-tag"])
+    (finding,) = unnamed_options(["model-tag"])
     assert finding.is_problem
     assert "--model-tag is set, and no key of the recipe names it" in finding.told
 
 
 @pytest.mark.engine
-def test_vllms_own_parser_tells_what_no_key_names(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllms_own_parser_tells_what_no_key_names(engine: EngineEnvironment, tmp_path: Path) -> None:
     """One question for all: vLLM is imported as often for one of them."""
     cases = {
         "listed": ({"seed": [1, "EVIL"]}, "--model-tag is set"),
@@ -101,7 +97,7 @@ def test_vllms_own_parser_tells_what_no_key_names(warm_engine: EngineEnvironment
     for profile, (arguments, _) in cases.items():
         serving["profiles"][profile] = balanced | {"server": balanced["server"] | arguments}
     loaded = load_recipe(str(write(document, tmp_path / "recipe.yaml")))
-    candidate, choice = candidate_of(warm_engine, warm_engine.identity()), Choice(gpu_type="cpu", variant="bf16")
+    candidate, choice = candidate_of(engine, engine.identity()), Choice(gpu_type="cpu", variant="bf16")
     checked = check_recipe(loaded, choice, candidate, tmp_path, allow_code=True)
     for profile, (_, message) in cases.items():
         of_it = [each.finding.told for each in checked.problems if f"reference/bf16/cpu/{profile}" in each.cells]
@@ -109,16 +105,6 @@ def test_vllms_own_parser_tells_what_no_key_names(warm_engine: EngineEnvironment
 
 
 # --- another model behind the name
-
-
-def captured(name: str = "killed-engine.log") -> str:
-    return (CAPTURED / name).read_text()
-
-
-def plan_of(**others: Any) -> ServerPlan:
-    settings: dict[str, Any] = {"model": "/models/tiny", "revision": None, "arguments": {}, "environment": {}} | others
-    engine = EngineEnvironment(python=Path("/no/such/python"))
-    return ServerPlan(engine=engine, served_model_name="tiny", startup_timeout_s=1, **settings)
 
 
 def test_what_vllm_said_agrees_with_the_plan() -> None:
@@ -217,7 +203,7 @@ def test_a_server_that_serves_another_model_never_gets_ready(tmp_path: Path) -> 
 @pytest.mark.engine
 @pytest.mark.usefixtures("prefect_server")
 def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
-    warm_engine: EngineEnvironment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    engine: EngineEnvironment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A variable of the host has vLLM read another folder for the model's name: the one of the regressed weights."""
     home, model = furnished(tmp_path_factory.mktemp("home"), tmp_path_factory), catalog_folder() / "reference"
@@ -229,7 +215,7 @@ def test_the_real_vllm_that_is_sent_to_another_model_is_found_out(
         "VLLM_MODEL_REDIRECT_PATH": str(redirect),
         # A path in a variable of the host is opened to the server, or the redirection would end in "permission denied".
         "VLLM_CONFIG_ROOT": str(tmp_path / "elsewhere"),
-        **of(warm_engine),
+        **of(engine),
     }
     done = run(home, COMMAND, "run", recipe, **host)
     assert done.returncode == 3, done.stdout + done.stderr

@@ -8,12 +8,12 @@ import pytest
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, publish_report, with_gate
 from tests.approval.conftest import key, store
 from tests.approver.desk import PAGE, asked
+from tests.builders.approval_commands import WHO, Command
+from tests.builders.approval_commands import command as command
+from tests.builders.approval_commands import store as cli_store
 from tests.html import Reader
 from tests.report.builder import passed_report
-from tests.test_cli_approval import WHO, Command
-from tests.test_cli_approval import command as command
-from tests.test_cli_approval import store as cli_store
-from vllm_qualify.approval.automatic import why_by_hand
+from vllm_qualify.approval.decision import why_by_hand
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.plan.cell import Baseline, CellPlan
@@ -120,6 +120,8 @@ def compared_with(run_id: str, plan: CellPlan, **of_cell: str) -> Baseline:
         client_version=plan.client_version,
         accuracy=[task.settings for task in plan.accuracy],
         load=plan.load,
+        likelihood=plan.likelihood,
+        served_model_name=plan.server.served_model_name,
     )
 
 

@@ -12,24 +12,23 @@ import pytest
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import Document, reference, write
 from vllm_qualify.drift import check
-from vllm_qualify.drift.asking import PROBE, Subject, ask
+from vllm_qualify.drift.asking import PROBE, Subject, ask_candidate
 from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, find_candidate, find_other
 from vllm_qualify.drift.check import UNASKED, UNREGISTERED, Checked, check_plans, check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.docker import DockerLauncher
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.errors import CallerError, HostError, RecipeError
-from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.recipe.tables import table_of, versions
+from vllm_qualify.recipe.tables import known_versions, table_of
 
 H200 = Device(name="NVIDIA H200", capability=(9, 0), memory_mib=143_771, count=8)
 HOPPER, BLACKWELL = ("h100", "h200"), ("b200", "gb200")
@@ -39,6 +38,14 @@ SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
 
 def silent(_line: str) -> None:
     pass
+
+
+def table(version: str = "0.32.0") -> Candidate:
+    return find_candidate(version, None, None, silent)
+
+
+def question(config: str = "{}", device: Device | None = None, **environment: str) -> CandidateServer:
+    return CandidateServer(config=config, environment=environment, device=device)
 
 
 def checked(loaded: LoadedRecipe, candidate: Candidate, cache: Path, **choice: str) -> Checked:
@@ -56,11 +63,10 @@ def recipe_with(folder: Path, server: dict[str, Any], gpu_type: str = "cpu") -> 
 
 
 @pytest.mark.parametrize("name", SEEDS)
-@pytest.mark.parametrize("version", ["0.12.0", versions()[-1]])
+@pytest.mark.parametrize("version", ["0.12.0", known_versions()[-1]])
 @pytest.mark.parametrize("gpu_type", [*HOPPER, *BLACKWELL])
 def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, version: str, gpu_type: str, tmp_path: Path) -> None:
-    candidate = find_candidate(version, None, None, silent)
-    result = checked(load_recipe(name), candidate, tmp_path, gpu_type=gpu_type)
+    result = checked(load_recipe(name), table(version), tmp_path, gpu_type=gpu_type)
     assert (result.version, result.problems, result.fits) == (version, [], True)
     assert all(each.finding.name.endswith("trust-remote-code") for each in result.findings)
     assert result.unknown == [UNASKED]
@@ -68,15 +74,15 @@ def test_the_seed_recipes_fit_the_oldest_and_the_newest_version(name: str, versi
     assert all(f"/{gpu_type}/" in cell for cell in result.cells)
 
 
-VARIANTS = ("bf16", "draft", "ngram", "regressed")
+CELLS = [f"reference/{variant}/cpu/balanced" for variant in ("bf16", "draft", "ngram", "regressed")]
 
 
 def test_a_problem_names_its_cells(tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
-    result = checked(loaded, find_candidate("v0.32.0", None, None, silent), tmp_path)
+    result = checked(loaded, table("v0.32.0"), tmp_path)
     (finding,) = result.findings
     assert finding.finding.kind == "unknown-option"
-    assert finding.cells == result.cells == [f"reference/{variant}/cpu/balanced" for variant in VARIANTS]
+    assert finding.cells == result.cells == CELLS
     problem, unknown, verdict = result.lines()
     assert problem.startswith("problem  unknown-option")
     assert problem.endswith("[every cell]")
@@ -86,7 +92,7 @@ def test_a_problem_names_its_cells(tmp_path: Path) -> None:
 
 
 def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: Path) -> None:
-    result = checked(load_recipe("reference"), find_candidate("0.32.5", None, None, silent), tmp_path)
+    result = checked(load_recipe("reference"), table("0.32.5"), tmp_path)
     assert result.version == "0.32.5"
     assert result.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
 
@@ -95,7 +101,7 @@ def test_what_tensorrt_llm_is_not_asked_of_the_contract_is_reported_with_the_rea
     loaded = load_recipe("llama-3.3-70b")
     promises = loaded.recipe.model_copy(update={"capabilities": ["chat", "vision"]})
     promising = loaded.model_copy(update={"recipe": promises})
-    left_out = checked(promising, find_candidate("0.32.0", None, None, silent), tmp_path).left_out
+    left_out = checked(promising, table(), tmp_path).left_out
     (asked,) = (reason.partition("contract it is not asked ")[2] for reason in left_out if "'trtllm-fp8' " in reason)
     flat, queue = "its errors are not in an object named `error`", "its metrics page does not count the requests that run"
     assert f"bad_body, unknown_model, vision_broken ({flat}" in asked
@@ -103,7 +109,7 @@ def test_what_tensorrt_llm_is_not_asked_of_the_contract_is_reported_with_the_rea
 
 
 def test_variants_without_a_cell_are_reported(tmp_path: Path) -> None:
-    loaded, candidate = load_recipe("llama-3.3-70b"), find_candidate("0.12.0", None, None, silent)
+    loaded, candidate = load_recipe("llama-3.3-70b"), table("0.12.0")
     left_out = checked(loaded, candidate, tmp_path).left_out
     assert "the variant 'fp8-draft-1b' is for vLLM >=0.15" in left_out
     assert any("'trtllm-fp8' is for TensorRT-LLM" in reason for reason in left_out)
@@ -120,8 +126,8 @@ def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
 
 
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
-    now, before = find_candidate("0.32.0", None, None, silent), find_other("0.12.0", silent)
-    result = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), now, tmp_path, before)
+    before = find_other("0.12.0", silent)
+    result = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), table(), tmp_path, before)
     names = {each.finding.name for each in result.findings}
     assert {"gpu-memory-utilization", "enable-prefix-caching"} <= names
     assert "async-scheduling" not in names, "the recipe sets it"
@@ -146,7 +152,7 @@ def test_a_candidate_that_is_none_is_reported(given: tuple[str | None, str | Non
 def test_a_choice_of_nothing_is_reported(choice: dict[str, str], tmp_path: Path) -> None:
     (chosen,) = choice.values()
     with pytest.raises(CallerError, match=f"the recipe has nothing of {chosen} for vLLM 0.32.0"):
-        checked(load_recipe("reference"), find_candidate("0.32.0", None, None, silent), tmp_path, **choice)
+        checked(load_recipe("reference"), table(), tmp_path, **choice)
 
 
 def test_a_recipe_for_newer_versions_says_which(tmp_path: Path) -> None:
@@ -155,7 +161,7 @@ def test_a_recipe_for_newer_versions_says_which(tmp_path: Path) -> None:
     document["gates"] = document["gates"][:1]
     loaded = load_recipe(str(write(document, tmp_path / "mine.yaml")))
     with pytest.raises(CallerError, match=r"the recipe has nothing for vLLM 0\.20\.0") as raised:
-        checked(loaded, find_candidate("0.20.0", None, None, silent), tmp_path)
+        checked(loaded, table("0.20.0"), tmp_path)
     assert raised.value.remedy == "the variant 'bf16' is for vLLM >=0.25"
 
 
@@ -165,13 +171,10 @@ def test_code_that_several_gpu_types_run_is_one_note_with_their_cells(tmp_path: 
     trusting = cpu | {"server": cpu["server"] | {"trust-remote-code": True}}
     document["gpu_types"] = {"cpu": cpu, "h100": trusting, "h200": trusting}
     loaded = load_recipe(str(write(document, tmp_path / "mine.yaml")))
-    result = check_recipe(loaded, Choice(variant="bf16"), find_candidate("0.32.0", None, None, silent), tmp_path)
-    (problem,) = result.problems
+    (problem,) = checked(loaded, table(), tmp_path, variant="bf16").problems
     assert problem.finding.told == "h100, h200 server.trust-remote-code: the model's own Python code runs in the server"
     assert problem.cells == ["reference/bf16/h100/balanced", "reference/bf16/h200/balanced"]
-    (elsewhere,) = check_recipe(
-        loaded, Choice(variant="bf16", gpu_type="cpu"), find_candidate("0.32.0", None, None, silent), tmp_path
-    ).problems
+    (elsewhere,) = checked(loaded, table(), tmp_path, variant="bf16", gpu_type="cpu").problems
     assert elsewhere.cells == ["reference/bf16/cpu/balanced"], "a run refuses the whole recipe"
 
 
@@ -194,21 +197,18 @@ def stand_in(tmp_path: Path) -> Candidate:
 
 def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = ask(stand_in, subjects([CandidateServer(config="{}", environment={}, device=None)]), cache)
+    first = ask_candidate(stand_in, subjects([question()]), cache)
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text("#!/bin/sh\nexit 1\n")
-    assert ask(stand_in, subjects([CandidateServer(config="{}", environment={}, device=None)]), cache) == first
+    assert ask_candidate(stand_in, subjects([question()]), cache) == first
     with pytest.raises(HostError, match="asking vLLM what it takes ended with exit code 1"):
-        ask(stand_in, subjects([CandidateServer(config="{}", environment={"A": "b"}, device=None)]), cache)
+        ask_candidate(stand_in, subjects([question(A="b")]), cache)
 
 
 @pytest.mark.thorough
 def test_more_servers_than_a_command_can_name_are_asked_in_portions(stand_in: Candidate, tmp_path: Path) -> None:
-    asked = [
-        CandidateServer(config=json.dumps({"seed": number, "override": "x" * 1000}), environment={}, device=None)
-        for number in range(300)
-    ]
-    _, judgements = ask(stand_in, subjects(asked), tmp_path / "cache")
+    asked = [question(json.dumps({"seed": number, "override": "x" * 1000})) for number in range(300)]
+    _, judgements = ask_candidate(stand_in, subjects(asked), tmp_path / "cache")
     assert len(judgements) == 300
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
@@ -238,11 +238,10 @@ def image_stand_in(stand_in: Candidate) -> Candidate:
 def test_a_container_that_holds_a_draft_model_is_asked_about_its_model_alone_too(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:
-    asked = subjects([CandidateServer(config=f"{number}", environment={}, device=None) for number in range(3)])
-    other, draft = tmp_path / "other", tmp_path / "draft"
-    changes: list[dict[str, object]] = [{}, {"draft": draft}, {"model": str(other)}]
+    asked = subjects([question(f"{number}") for number in range(3)])
+    changes: list[dict[str, object]] = [{}, {"draft": tmp_path / "draft"}, {"model": str(tmp_path / "other")}]
     changed = [one._replace(server=one.server.model_copy(update=change)) for one, change in zip(asked, changes, strict=True)]
-    ask(image_stand_in, changed, tmp_path / "cache")
+    ask_candidate(image_stand_in, changed, tmp_path / "cache")
     assert asked_in_containers == [["0", "1"], ["2"]]
 
 
@@ -251,12 +250,11 @@ def test_a_container_is_not_asked_again_about_the_same_model_in_another_folder(
     image_stand_in: Candidate, asked_in_containers: list[list[str]], tmp_path: Path
 ) -> None:
     shutil.copytree(MODEL, tmp_path / "model")
-    question = [CandidateServer(config="{}", environment={}, device=None)]
     for model in (Path(MODEL), tmp_path / "model"):
-        ask(image_stand_in, subjects(question, model), tmp_path / "cache")
+        ask_candidate(image_stand_in, subjects([question()], model), tmp_path / "cache")
     assert asked_in_containers == [["{}"]]
     (tmp_path / "model" / "config.json").write_text("{}")
-    ask(image_stand_in, subjects(question, tmp_path / "model"), tmp_path / "cache")
+    ask_candidate(image_stand_in, subjects([question()], tmp_path / "model"), tmp_path / "cache")
     assert len(asked_in_containers) == 2
 
 
@@ -266,35 +264,28 @@ def test_another_model_other_packages_or_other_variables_are_another_question(
 ) -> None:
     cache, model = tmp_path / "cache", tmp_path / "model"
     shutil.copytree(MODEL, model)
-    question = [CandidateServer(config="{}", environment={}, device=None)]
 
-    def kept() -> int:
+    def count_after_asking(candidate: Candidate = stand_in) -> int:
+        ask_candidate(candidate, subjects([question()], model), cache)
         return len(list(cache.glob("*.json")))
 
-    ask(stand_in, subjects(question, model), cache)
-    assert kept() == 1
+    assert count_after_asking() == 1
     (model / "config.json").write_text("{}")
-    ask(stand_in, subjects(question, model), cache)
-    assert kept() == 2
-    ask(stand_in.model_copy(update={"key": "another transformers"}), subjects(question, model), cache)
-    assert kept() == 3
+    assert count_after_asking() == 2
+    assert count_after_asking(stand_in.model_copy(update={"key": "another transformers"})) == 3
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    ask(stand_in, subjects(question, model), cache)
-    assert kept() == 4
+    assert count_after_asking() == 4
     # Ours say nothing to vLLM.
     monkeypatch.setenv("VLLM_QUALIFY_HOST", "another")
-    ask(stand_in, subjects(question, model), cache)
-    assert kept() == 4
+    assert count_after_asking() == 4
 
 
 def test_an_answer_about_a_branch_of_the_hub_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
-    (subject,) = subjects([CandidateServer(config="{}", environment={}, device=None)])
-    branch = subject._replace(server=subject.server.model_copy(update={"model": "some/model", "revision": "main"}))
-    ask(stand_in, [branch], tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-    commit = subject._replace(server=subject.server.model_copy(update={"model": "some/model", "revision": "0" * 40}))
-    ask(stand_in, [commit], tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    (subject,) = subjects([question()])
+    for revision, kept in (("main", 0), ("0" * 40, 1)):
+        server = subject.server.model_copy(update={"model": "some/model", "revision": revision})
+        ask_candidate(stand_in, [subject._replace(server=server)], tmp_path / "cache")
+        assert len(list(tmp_path.glob("cache/*"))) == kept
 
 
 def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, tmp_path: Path) -> None:
@@ -302,10 +293,8 @@ def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, t
     result = checked(load_recipe("reference"), stand_in, tmp_path / "cache")
     assert result.unknown == ["whether options refuse each other, for 4 of 4 cells: no hub"]
     assert result.fits is None, "there is no finding, and not everything could be checked"
-    assert (
-        list(result.lines())[-1]
-        == "vLLM 0.32.0+cpu, 4 cells: no problem found, but 4 cells not judged to the end: see what is unknown"
-    )
+    *_, verdict = result.lines()
+    assert verdict == "vLLM 0.32.0+cpu, 4 cells: no problem found, but 4 cells not judged to the end: see what is unknown"
     assert json.loads(result.as_json())["fits"] is None
     assert not (tmp_path / "cache").exists()
 
@@ -318,23 +307,18 @@ def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp
     assert isinstance(stand_in.engine, EngineEnvironment)
     stand_in.engine.python.write_text(f"#!/bin/sh\n{answer}\n")
     with pytest.raises(HostError, match=message):
-        ask(stand_in, [], tmp_path)
-
-
-def plans(loaded: LoadedRecipe, engine: EngineEnvironment) -> list[CellPlan]:
-    return plan_cells(loaded, Choice(), Engines(engine=engine), detect("cpu"))
+        ask_candidate(stand_in, [], tmp_path)
 
 
 def test_a_flow_ends_with_every_problem_named(stand_in: Candidate, tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4, "compilation-config": {"modes": 3}})
     assert isinstance(stand_in.engine, EngineEnvironment)
+    plans = plan_cells(loaded, Choice(), Engines(engine=stand_in.engine), detect("cpu"))
     with pytest.raises(RecipeError, match=r"vLLM 0\.32\.0\+cpu does not take what the recipe asks") as raised:
-        check_plans(plans(loaded, stand_in.engine), tmp_path / "cache")
+        check_plans(plans, tmp_path / "cache")
     assert raised.value.kind == "recipe-drift"
-    log_text = "\n".join(raised.value.log_tail)
-    assert "no option --max-num-sequences" in log_text
-    assert "no field modes" in log_text
-    assert "reference/bf16/cpu/balanced" in log_text
+    named, log_text = ("no option --max-num-sequences", "no field modes", CELLS[0]), "\n".join(raised.value.log_tail)
+    assert [each for each in named if each not in log_text] == []
 
 
 # --- asked, for real
@@ -364,11 +348,8 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
         ({"tensor-parallel-size": 3}, H200, "must be divisible by tensor parallel size"),
         ({"model": "no-such/model"}, H200, "unclear"),
     ]
-    asked = [
-        CandidateServer(config=json.dumps({"model": MODEL} | given), environment={"HF_HUB_OFFLINE": "1"}, device=device)
-        for given, device, _ in cases
-    ]
-    answer, judgements = ask(candidate, subjects(asked), tmp_path, resolve=True)
+    asked = [question(json.dumps({"model": MODEL} | given), device, HF_HUB_OFFLINE="1") for given, device, _ in cases]
+    answer, judgements = ask_candidate(candidate, subjects(asked), tmp_path, resolve=True)
     assert (answer.version, answer.build) == ("0.32.0+cpu", "cpu")
     for (given, _, message), judgement in zip(cases, judgements.values(), strict=True):
         if message == "unclear":
@@ -393,8 +374,8 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
     All recipes are in one question: vLLM is imported as often for one of them.
     """
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    servers = {name: list(check._subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
-    result = check._check([subject for each in servers.values() for subject in each], candidate, cache)
+    servers = {name: list(check._make_subjects(load_recipe(name), Choice(), candidate, [])) for name in catalog_names()}
+    result = check._check_subjects([subject for each in servers.values() for subject in each], candidate, cache)
     assert result.findings == []
     assert result.unjudged == sum(len(servers[name]) for name in servers if not name.startswith("reference")), "on the hub"
     for unknown in result.unknown:
@@ -402,7 +383,7 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
 
 
 @pytest.mark.engine
-def test_what_recipes_say_for_older_versions_is_parsed_too(warm_engine: EngineEnvironment, cache: Path) -> None:
+def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate, cache: Path) -> None:
     """Options that only older versions get, as far as this one still has them; the environment of those is by their tables."""
     recipes = [load_recipe(name).recipe for name in catalog_names()]
     layers = [
@@ -413,11 +394,8 @@ def test_what_recipes_say_for_older_versions_is_parsed_too(warm_engine: EngineEn
     ]
     servers = [entry.server for layer in layers for entry in layer.by_version if entry.server]
     assert {name for server in servers for name in server} == {"async-scheduling", "mamba-ssm-cache-dtype"}
-    asked = [
-        CandidateServer(config=KINDS["vllm"].text({"model": MODEL, **server}), environment={"HF_HUB_OFFLINE": "1"}, device=None)
-        for server in servers
-    ]
-    _, judgements = ask(find_candidate(None, None, str(warm_engine.python.parents[1]), silent), subjects(asked), cache)
+    asked = [question(KINDS["vllm"].text({"model": MODEL, **server}), HF_HUB_OFFLINE="1") for server in servers]
+    _, judgements = ask_candidate(candidate, subjects(asked), cache)
     assert {(judgement.parsed, judgement.refused) for judgement in judgements.values()} == {(True, None)}
 
 
@@ -448,28 +426,23 @@ def test_a_cuda_build_without_a_gpu_tells_the_same(candidate: Candidate, tmp_pat
     done = subprocess.run([candidate.engine.python, "-I", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
-    table = find_candidate("0.32.0", None, None, silent).table
-    assert table is not None
     assert (answer["version"], answer["build"]) == ("0.32.0", "cuda")
-    assert set(answer["options"]) == set(table.options)
-    assert answer["environment"] == table.environment
+    assert set(answer["options"]) == set(table_of("0.32.0").options)
+    assert answer["environment"] == table_of("0.32.0").environment
 
 
 def test_a_table_without_registries_leaves_registered_names_unknown(tmp_path: Path) -> None:
-    loaded, table = recipe_with(tmp_path, {"reasoning-parser": "nosuch"}), table_of("0.32.0")
-    named = checked(loaded, Candidate(version="0.32.0", table=table), tmp_path)
-    assert [each.finding.kind for each in named.problems] == ["unregistered-name"]
-    unnamed = checked(loaded, Candidate(version="0.32.0", table=table.model_copy(update={"registries": {}})), tmp_path)
+    loaded = recipe_with(tmp_path, {"reasoning-parser": "nosuch"})
+    assert [each.finding.kind for each in checked(loaded, table(), tmp_path).problems] == ["unregistered-name"]
+    without = Candidate(version="0.32.0", table=table_of("0.32.0").model_copy(update={"registries": {}}))
+    unnamed = checked(loaded, without, tmp_path)
     assert (unnamed.problems, unnamed.unknown) == ([], [UNREGISTERED, UNASKED])
 
 
 def test_a_table_does_not_know_whether_a_file_is_there(tmp_path: Path) -> None:
     """models/deepseek-ai/DeepSeek-R1.yaml of vllm-project/recipes names this one, which no wheel of vLLM has."""
-    candidate = Candidate(version="0.32.0", table=table_of("0.32.0"))
-    file = checked(
-        recipe_with(tmp_path, {"chat-template": "examples/tool_chat_template_deepseekr1.jinja"}), candidate, tmp_path
-    )
+    name = "examples/tool_chat_template_deepseekr1.jinja"
+    file = checked(recipe_with(tmp_path, {"chat-template": name}), table(), tmp_path)
     assert (file.fits, file.problems, file.unjudged) == (None, [], len(file.cells))
-    assert "examples/tool_chat_template_deepseekr1.jinja, which --chat-template names" in file.unknown[0]
-    text = checked(recipe_with(tmp_path, {"chat-template": "{{ messages }}"}), candidate, tmp_path)
-    assert text.fits is True
+    assert f"{name}, which --chat-template names" in file.unknown[0]
+    assert checked(recipe_with(tmp_path, {"chat-template": "{{ messages }}"}), table(), tmp_path).fits is True

@@ -3,14 +3,14 @@
 import pytest
 from pydantic import JsonValue
 
-from vllm_qualify.drift.finding import Finding, changed_defaults, check_server, refusal
+from vllm_qualify.drift.finding import Finding, changed_defaults, check_server, refusal_finding
 from vllm_qualify.drift.probe import variables_read
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.serving import Environment, ServerArguments
-from vllm_qualify.recipe.tables import parse_answer, table_of, versions
+from vllm_qualify.recipe.tables import known_versions, parse_answer, table_of
 
-OLDEST, NEWEST = "0.12.0", versions()[-1]
+OLDEST, NEWEST = "0.12.0", known_versions()[-1]
 
 
 def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environment]]:
@@ -19,14 +19,14 @@ def cells(name: str, version: str) -> list[tuple[str, ServerArguments, Environme
     planned = []
     for gpu_type, variant, profile in recipe.cells(version):
         serving = recipe.gpu_types[gpu_type]
-        layers = [layer.at(version) for layer in (serving, recipe.variants[variant], serving.profiles[profile])]
+        layers = [layer.for_version(version) for layer in (serving, recipe.variants[variant], serving.profiles[profile])]
         server = layers[0][0] | layers[1][0] | layers[2][0]
         environment = layers[0][1] | layers[1][1] | layers[2][1]
         planned.append((f"{gpu_type}/{variant}/{profile}", server, environment))
     return planned
 
 
-@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("version", known_versions())
 @pytest.mark.parametrize("name", catalog_names())
 def test_every_recipe_of_the_catalog_fits_every_version_that_has_a_table(name: str, version: str) -> None:
     problems = {
@@ -115,6 +115,10 @@ def test_a_variable_that_vllm_reads_without_listing_it_has_an_effect() -> None:
         ({"gpu-memory-utilization": "1.5"}, "bad-value", "1.5 is greater than the maximum of 1"),
         ({"max-model-len": "abc"}, "bad-value", "it takes a whole number, one like 32k, or auto"),
         ({"compilation-config": '{"modes": 3}'}, "unknown-field", "no field modes"),
+        ({"kernel-config": {"enable_flashinfer_autotune": "maybe"}}, "bad-value", "enable_flashinfer_autotune"),
+        ({"speculative-config": {"method": "ngram", "num_speculative_tokens": "four"}}, "bad-value", "num_speculative_tokens"),
+        ({"speculative-config": {"method": "ngram", "num_speculative_tokens": "0"}}, "bad-value", "num_speculative_tokens"),
+        ({"compilation-config": {"cudagraph_capture_sizes": ["1.5"]}}, "bad-value", "cudagraph_capture_sizes"),
         ({"compilation-config.modes": 3}, "unknown-field", "no field modes"),
         ({"compilation-config.pass_config.enable_noop": True}, "bad-value", "enable_noop"),
         ({"enable-prefix-caching": True, "no-enable-prefix-caching": True}, "bad-value", "are one option"),
@@ -144,14 +148,21 @@ def test_what_a_version_does_not_take_is_reported(server: ServerArguments, kind:
         {"attention-config": {"backend": "FLASHINFER"}},
         {"speculative-config": {"method": "ngram", "num_speculative_tokens": 4}},
         {"compilation-config": {"pass_config": {"eliminate_noops": True}}},
+        # Text that vLLM reads as a boolean or a number. Published options of vllm-project/recipes:
+        # models/thinkingmachines/Inkling.yaml, models/deepseek-ai/DeepSeek-V4-Flash.yaml.
+        {"kernel-config": {"enable_flashinfer_autotune": "False"}},
+        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "4"}},
+        {"compilation-config": {"cudagraph_capture_sizes": ["1", "2"]}},
     ],
 )
 def test_what_a_version_takes_is_no_finding(server: ServerArguments) -> None:
     assert check_server(server, {}, table_of(NEWEST)) == []
 
 
-def test_names_that_are_not_vllms_own_are_not_judged() -> None:
-    assert check_server({}, {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}, table_of(NEWEST)) == []
+@pytest.mark.parametrize(("value", "kinds"), [("True", []), (2, ["bad-value"])])
+def test_a_boolean_of_an_older_version_may_be_text_too(value: JsonValue, kinds: list[str]) -> None:
+    findings = check_server({"attention-config": {"use_fp4_indexer_cache": value}}, {}, table_of("0.26.0"))
+    assert [finding.kind for finding in findings] == kinds
 
 
 def test_a_counter_that_went_is_reported() -> None:
@@ -194,7 +205,7 @@ def test_of_a_configuration_only_the_fields_that_the_recipe_leaves_alone_are_rep
     ("is_of_this_build", "kind", "is_problem"), [(True, "refused", True), (False, "perhaps-refused", False)]
 )
 def test_what_another_build_refuses_is_no_problem_yet(is_of_this_build: bool, kind: str, is_problem: bool) -> None:
-    finding = refusal("they refuse each other\nand more", "0.32.0", is_of_this_build)
+    finding = refusal_finding("they refuse each other\nand more", "0.32.0", is_of_this_build)
     assert (finding.kind, finding.is_problem) == (kind, is_problem)
     assert finding.told.endswith(": they refuse each other")
 
@@ -203,8 +214,8 @@ def test_what_another_build_refuses_is_no_problem_yet(is_of_this_build: bool, ki
 
 
 def test_the_catalog_has_tables_from_the_oldest_version_on() -> None:
-    assert versions()[0] == OLDEST
-    assert all(table_of(version).version == version for version in versions())
+    assert known_versions()[0] == OLDEST
+    assert all(table_of(version).version == version for version in known_versions())
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("0.12.0", "0.12.0"), ("0.12.3", "0.12.0"), ("0.32.0+cpu", "0.32.0")])
@@ -279,10 +290,8 @@ def test_other_parts_are_looked_up_in_their_registries(server: ServerArguments, 
 
 
 def test_none_is_no_reasoning_parser_for_a_version_that_reads_it_so() -> None:
-    assert check_server({"reasoning-parser": "None"}, {}, table_of("0.33.0")) == []
-    assert [finding.kind for finding in check_server({"reasoning-parser": "None"}, {}, table_of("0.12.0"))] == [
-        "unregistered-name"
-    ]
+    newer, older = (check_server({"reasoning-parser": "None"}, {}, table_of(version)) for version in ("0.33.0", "0.12.0"))
+    assert (newer, [finding.kind for finding in older]) == ([], ["unregistered-name"])
 
 
 def test_a_flag_without_the_option_that_it_requires_is_a_problem() -> None:
@@ -294,34 +303,6 @@ def test_a_flag_without_the_option_that_it_requires_is_a_problem() -> None:
     assert check_server({"no-enable-log-outputs": True}, {}, table_of("0.12.0")) == []
 
 
-# Published options of vllm-project/recipes: models/thinkingmachines/Inkling.yaml, models/deepseek-ai/DeepSeek-V4-Flash.yaml.
-@pytest.mark.parametrize(
-    "server",
-    [
-        {"kernel-config": {"enable_flashinfer_autotune": "False"}},
-        {"attention-config": {"use_fp4_indexer_cache": "True"}},
-        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "4"}},
-        {"compilation-config": {"cudagraph_capture_sizes": ["1", "2"]}},
-    ],
-)
-def test_text_that_vllm_reads_as_a_boolean_or_a_number_is_no_finding(server: ServerArguments) -> None:
-    assert check_server(server, {}, table_of("0.26.0")) == []
-
-
-@pytest.mark.parametrize(
-    "server",
-    [
-        {"kernel-config": {"enable_flashinfer_autotune": "maybe"}},
-        {"attention-config": {"use_fp4_indexer_cache": 2}},
-        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "four"}},
-        {"speculative-config": {"method": "ngram", "num_speculative_tokens": "0"}},
-        {"compilation-config": {"cudagraph_capture_sizes": ["1.5"]}},
-    ],
-)
-def test_other_text_stays_a_bad_value(server: ServerArguments) -> None:
-    assert [finding.kind for finding in check_server(server, {}, table_of("0.26.0"))] == ["bad-value"]
-
-
 @pytest.mark.parametrize("config", [{"use_inductor": False}, {"pass_config": {"enable_nothing": True}}])
 def test_a_field_that_a_version_ignores_is_only_reported(config: dict[str, JsonValue]) -> None:
     """The classes of 0.12 take any field; models/inclusionAI/Ring-1T-FP8.yaml of vllm-project/recipes has the first."""
@@ -331,7 +312,7 @@ def test_a_field_that_a_version_ignores_is_only_reported(config: dict[str, JsonV
     assert finding.is_problem
 
 
-@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("version", known_versions())
 def test_every_table_has_its_registries(version: str) -> None:
     assert all(table_of(version).registries.values())
     assert "hermes" in table_of(version).registries["tool-call-parser"]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_process import alive, until
+from tests.builders.processes import alive, until
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import reference, write
 from vllm_qualify.drift.question import Question
 from vllm_qualify.engine.environment import EngineEnvironment, find_engine
 from vllm_qualify.engine.gpu import detect
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.errors import HostError, QualifyError, RecipeError, ReleaseError
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice

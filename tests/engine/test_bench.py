@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_process import alive
-from vllm_qualify.engine.bench import Bench, give, prepare_commands, results_folder, run_command, staying, stop_preparing
+from tests.builders.processes import alive
+from vllm_qualify.engine import bench as benches
+from vllm_qualify.engine.bench import Bench, no_progress, prepare_commands, run_command, running_bench, stop_preparing
 from vllm_qualify.engine.bench_worker import MARK, SAMPLE_EVERY_S
 from vllm_qualify.engine.process import Progress, RunningProcess
 from vllm_qualify.engine.server import Client
@@ -85,16 +86,6 @@ LIMIT_S = 30.0
 URL = "http://127.0.0.1:8123"
 
 
-class Shown:
-    """The progress that was shown."""
-
-    def __init__(self) -> None:
-        self.states: list[tuple[int, int]] = []
-
-    def __call__(self, done: int, total: int) -> None:
-        self.states.append((done, total))
-
-
 @pytest.fixture
 def serve() -> str:
     """The made-up bench, which has no prompts."""
@@ -124,7 +115,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(client: Client, tmp_path: Path) -> Iterator[Bench]:
-    with staying(client, tmp_path / "bench.log") as bench_client:
+    with running_bench(client, tmp_path / "bench.log") as bench_client:
         yield bench_client
 
 
@@ -132,11 +123,11 @@ def nothing() -> None:
     """The server is well."""
 
 
-def silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
+def server_ended() -> None:
+    raise ReleaseError("the server ended", "see its log", "serve")
 
 
-def order(bench: Bench, folder: Path, number: int, *arguments: str, progress: Progress = silent) -> str:
+def order(bench: Bench, folder: Path, number: int, *arguments: str, progress: Progress = no_progress) -> str:
     """Run a command to its end; its log."""
     result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
     run_command(bench, planned(bench, number, *arguments), result, log, LIMIT_S, nothing, progress)
@@ -161,29 +152,23 @@ def leader(bench: Bench) -> int:
 def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) -> None:
     first = order(bench, folder, 1, "--say", "the first")
     second = order(bench, folder, 2, "--say", "the second")
-    assert ("the first" in first, "the second" in first) == (True, False)
-    assert ("the first" in second, "the second" in second) == (False, True)
+    assert [(name in first, name in second) for name in ("the first", "the second")] == [(True, False), (False, True)]
     assert all(log.count(MARK) == 1 for log in (first, second))
     results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
     assert [result["pid"] for result in results] == [leader(bench)] * 2
     # Docker Engine is not done with a file when it appears: it must not be gone then.
     assert len(list(Path(bench.letter_box).glob("*.order"))) == 2
+    assert bench.process.log.read_text().count("vllm-qualify: ready") == 1, "it imports once for all orders"
 
 
 def test_two_clients_make_the_same_prompts_of_a_trace(client: Client, folder: Path, tmp_path: Path) -> None:
     """Bench draws the tokens of a trace's block by Python's `hash` of a text, which by default differs in each process."""
     hashes = []
     for number in (1, 2):
-        with staying(client, tmp_path / f"bench-{number}.log") as bench:
+        with running_bench(client, tmp_path / f"bench-{number}.log") as bench:
             order(bench, folder, number)
         hashes.append(json.loads((folder / f"bench-{number}.json").read_text())["hash"])
     assert hashes[0] == hashes[1]
-
-
-def test_it_imports_once_for_all_orders(bench: Bench, folder: Path) -> None:
-    order(bench, folder, 1)
-    order(bench, folder, 2)
-    assert bench.process.log.read_text().count("vllm-qualify: ready") == 1
 
 
 def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -> None:
@@ -201,12 +186,16 @@ def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -
 
 
 def test_progress_is_reported_from_the_bar(bench: Bench, folder: Path) -> None:
-    shown = Shown()
+    shown: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        shown.append((done, total))
+
     bar = "".join(f"\r {done / 40:4.0%}|##  | {done}/40 [00:01<00:02]" for done in (1, 12, 40))
-    order(bench, folder, 1, "--say", bar, progress=shown)
-    assert shown.states == [(40, 40)]
-    order(bench, folder, 2, "--say", "no bar, 12/40 of it", progress=shown)
-    assert shown.states == [(40, 40)]
+    order(bench, folder, 1, "--say", bar, progress=progress)
+    assert shown == [(40, 40)]
+    order(bench, folder, 2, "--say", "no bar, 12/40 of it", progress=progress)
+    assert shown == [(40, 40)]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +216,7 @@ def test_a_command_that_fails_ends_it_with_the_telling_lines(
 @pytest.mark.parametrize("missing", ["benchmarks/serve.py", "utils/argparse_utils.py"])
 def test_a_bench_that_cannot_be_imported_is_shown_with_why(client: Client, folder: Path, tmp_path: Path, missing: str) -> None:
     (tmp_path / "engine" / "site" / "vllm" / missing).unlink()
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         error = fails(bench, folder)
     assert error.problem == "vllm bench serve ended with exit code 1"
     assert "ModuleNotFoundError: No module named 'vllm." in "\n".join(error.log_tail)
@@ -235,7 +224,7 @@ def test_a_bench_that_cannot_be_imported_is_shown_with_why(client: Client, folde
 
 def test_a_python_that_is_not_there_is_reported(client: Client, tmp_path: Path) -> None:
     nowhere = client.model_copy(update={"python": str(tmp_path / "no-python")})
-    with pytest.raises(HostError, match="could not be started"), staying(nowhere, tmp_path / "bench.log"):
+    with pytest.raises(HostError, match="could not be started"), running_bench(nowhere, tmp_path / "bench.log"):
         pass
 
 
@@ -243,26 +232,23 @@ def test_a_command_over_its_time_limit_is_reported_and_ended(client: Client, fol
     command = ["vllm", "bench", "serve", "--hang", "--say", "connecting"]
     with (
         pytest.raises(HostError, match=r"load took longer than its 0\.5 s") as raised,
-        staying(client, tmp_path / "log") as bench,
+        running_bench(client, tmp_path / "log") as bench,
     ):
         pid = leader(bench)
-        run_command(bench, command, "bench-1.json", folder / "bench-1.log", 0.5, nothing, silent)
+        run_command(bench, command, "bench-1.json", folder / "bench-1.log", 0.5, nothing, no_progress)
     assert "time_limit_s" in raised.value.remedy
     assert raised.value.place == "load"
     assert not alive(pid)
 
 
 def test_a_server_that_ended_is_reported_and_not_that_its_client_hangs(bench: Bench, folder: Path) -> None:
-    def check() -> None:
-        raise ReleaseError("the server ended", "see its log", "serve")
-
     command = ["vllm", "bench", "serve", "--hang"]
     with pytest.raises(ReleaseError, match="the server ended"):
-        run_command(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, check, silent)
+        run_command(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, server_ended, no_progress)
 
 
 def test_nothing_is_left_after_the_block(client: Client, folder: Path, tmp_path: Path) -> None:
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         order(bench, folder, 1)
         pid = leader(bench)
         assert alive(pid)
@@ -274,7 +260,7 @@ def test_keys_of_the_store_do_not_reach_it(
     client: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         order(bench, folder, 1)
         environment = Path(f"/proc/{leader(bench)}/environ").read_text()
     assert "AWS_" not in environment
@@ -283,7 +269,7 @@ def test_keys_of_the_store_do_not_reach_it(
 
 def test_a_file_is_given_to_a_process_as_a_copy(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("{}")
-    given = Path(give(bench, tmp_path / "prompts.jsonl"))
+    given = Path(benches.give_file(bench, tmp_path / "prompts.jsonl"))
     assert given.is_relative_to(bench.letter_box)
     assert given.read_text() == "{}"
 
@@ -292,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_reported(bench: Bench, tmp_path: Pat
     """The order comes back, and its log has nowhere to go."""
     command = ["vllm", "bench", "serve"]
     with pytest.raises(HostError, match="No such file or directory"):
-        run_command(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, silent)
+        run_command(bench, command, "bench-1.json", tmp_path / "no-folder" / "bench-1.log", LIMIT_S, nothing, no_progress)
 
 
 # --- prompts that are made ahead
@@ -303,7 +289,7 @@ def asked(log: str) -> list[str]:
 
 
 def planned(bench: Bench, number: int, *arguments: str) -> list[str]:
-    return ["vllm", "bench", "serve", *arguments, "--result-filename", f"{results_folder(bench)}/bench-{number}.json"]
+    return ["vllm", "bench", "serve", *arguments, "--result-filename", f"{benches.results_folder(bench)}/bench-{number}.json"]
 
 
 def until_said(bench: Bench, words: str, times: int) -> None:
@@ -356,14 +342,9 @@ def test_once_settled_none_are_made_ahead(bench: Bench, folder: Path) -> None:
 
 @made_ahead
 def test_who_settles_watches_the_server(bench: Bench) -> None:
-    error = ReleaseError("the server ended", "see its log", "serve")
-
-    def ended() -> None:
-        raise error
-
     prepare_commands(bench, [planned(bench, 1, "--say", "x")])
     with pytest.raises(ReleaseError):
-        stop_preparing(bench, LIMIT_S, ended)
+        stop_preparing(bench, LIMIT_S, server_ended)
 
 
 def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path) -> None:

@@ -16,40 +16,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from vllm_qualify.engine.container import (
-    CELL_LABEL,
-    OWNER_LABEL,
-    ROLE_LABEL,
-    RUN_LABEL,
-    Bind,
-    ContainerPlan,
-    RunningContainer,
-    command_line,
-    leftovers,
-    owner,
-    remove_leftovers,
-    shell_command,
-)
-from vllm_qualify.engine.failure import End
-from vllm_qualify.engine.running import Leftover
+from tests.builders.server_plans import run_by_a_shell
+from vllm_qualify.engine.containers import leftovers
+from vllm_qualify.engine.containers.leftovers import CELL_LABEL, OWNER_LABEL, ROLE_LABEL, RUN_LABEL, owner_label
+from vllm_qualify.engine.containers.plan import Bind, ContainerPlan, command_line, shell_command
+from vllm_qualify.engine.containers.run import RunningContainer
+from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.process import Leftover
 from vllm_qualify.errors import HostError
 
 DIGEST = "vllm/vllm-openai@sha256:" + "0" * 64
-AWKWARD = [
-    "",
-    " ",
-    "a b",
-    "it's",
-    '"quoted"',
-    "$HOME `id` $(id)",
-    "a\nb",
-    "a \\\n  b",
-    "*",
-    "!",
-    "#no comment",
-    "--option",
-    "ü",
-]
+AWKWARD = (
+    *("", " ", "a b", "it's", '"quoted"', "$HOME `id` $(id)", "a\nb", "a \\\n  b"),
+    *("*", "!", "#no comment", "--option", "ü"),
+)
 
 
 def plan(**others: Any) -> ContainerPlan:
@@ -93,11 +73,7 @@ def test_everything_of_a_plan_is_in_the_command() -> None:
     assert after(command, "--entrypoint") == ["sleep"]
     assert after(command, "--env") == ["VLLM_LOGGING_LEVEL=INFO", "HF_TOKEN"]
     assert after(command, "--mount") == ["type=bind,source=/w,target=/model,readonly", "type=bind,source=/h,target=/cache"]
-    assert after(command, "--label") == [
-        "vllm-qualify.run=1",
-        "vllm-qualify.cell=r/v/h200/p",
-        "vllm-qualify.role=server",
-    ]
+    assert after(command, "--label") == ["vllm-qualify.run=1", "vllm-qualify.cell=r/v/h200/p", "vllm-qualify.role=server"]
     assert after(command, "--publish") == ["127.0.0.1:8123:8000"]
     assert after(command, "--network") == ["container:0123"]
     assert after(command, "--memory") == ["1536m"]
@@ -122,14 +98,6 @@ def test_a_passed_variable_has_no_value_anywhere(monkeypatch: pytest.MonkeyPatch
         assert "hf_secret_of_mine" not in text
 
 
-def read_by_a_shell(text: str) -> list[str]:
-    """The words that a shell makes of it, where `docker` is a function that tells its own."""
-    script = f"docker() {{ printf '%s\\0' docker \"$@\"; }}\n{text}\n"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return done.stdout.split("\0")[:-1]
-
-
 @pytest.mark.parametrize("awkward", AWKWARD)
 def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
     made = plan(
@@ -144,24 +112,15 @@ def test_a_shell_reads_back_exactly_the_words(awkward: str) -> None:
     command = command_line(made)
     assert awkward in command
     assert f"AWKWARD={awkward}" in command
-    assert read_by_a_shell(shell_command(made)) == command
+    assert run_by_a_shell(shell_command(made), {}) == command
 
 
 def test_each_option_has_a_line_of_its_own() -> None:
     lines = shell_command(plan(name="named", environment={"A": "1", "B": "2"}, shared_memory_gib=32)).splitlines()
     assert [line.removesuffix(" \\").strip() for line in lines] == [
-        "docker run",
-        "--detach",
-        "--platform linux/amd64",
-        "--cap-drop ALL",
-        "--cap-add DAC_OVERRIDE",
-        "--security-opt no-new-privileges",
-        "--name named",
-        "--shm-size 32g",
-        "--env A=1",
-        "--env B=2",
-        DIGEST,
-        "--config /c.yaml",
+        *("docker run", "--detach", "--platform linux/amd64", "--cap-drop ALL", "--cap-add DAC_OVERRIDE"),
+        *("--security-opt no-new-privileges", "--name named", "--shm-size 32g", "--env A=1", "--env B=2"),
+        *(DIGEST, "--config /c.yaml"),
     ]
 
 
@@ -179,10 +138,6 @@ def watched(tmp_path: Path) -> RunningContainer:
     return RunningContainer(container_id="0123", state_file=tmp_path / "server.state", log=tmp_path / "server.log")
 
 
-def test_without_a_state_it_runs(watched: RunningContainer) -> None:
-    assert watched.end() is None
-
-
 @pytest.mark.parametrize(
     ("state", "end"),
     [
@@ -193,6 +148,7 @@ def test_without_a_state_it_runs(watched: RunningContainer) -> None:
     ],
 )
 def test_its_state_tells_its_end(watched: RunningContainer, state: dict[str, Any], end: End) -> None:
+    assert watched.end() is None, "without a state it runs"
     watched.state_file.write_text(json.dumps(state))
     assert watched.end() == end
 
@@ -274,7 +230,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def gone() -> str:
     """The owner that a process called itself which has ended."""
-    script = "from vllm_qualify.engine.container import owner; print(owner())"
+    script = "from vllm_qualify.engine.containers.leftovers import owner_label; print(owner_label())"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -282,96 +238,83 @@ def of(owned_by: str, **others: str) -> dict[str, str]:
     return {RUN_LABEL: "1", CELL_LABEL: "r/v/cpu/p", OWNER_LABEL: owned_by} | others
 
 
-def change(label: str, place: int, value: str) -> str:
-    parts = label.split(":")
-    parts[place] = value
-    return ":".join(parts)
-
-
 MACHINE, BOOT, NAMESPACE, PID, START = range(5)
 
 
 def test_an_owner_is_known_by_machine_boot_namespace_process_and_start() -> None:
-    parts = owner().split(":")
+    parts = owner_label().split(":")
     assert len(parts) == 5
     assert parts[BOOT] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert parts[PID] == str(os.getpid())
     assert parts[START].isdigit()
-    assert owner() == owner()
+    assert owner_label() == owner_label()
 
 
-def test_a_process_that_lives_has_no_leftovers(host: Host) -> None:
-    host.containers["mine"] = of(owner())
-    assert leftovers() == []
-
-
-def test_a_process_that_ended_left_what_is_still_there(host: Host, gone: str) -> None:
+def test_what_a_process_that_ended_left_is_found_with_its_run_and_cell(host: Host, gone: str) -> None:
     host.containers["left"] = of(gone)
     expected = Leftover(id="left", name="left", run="1", cell="r/v/cpu/p", state="running")
-    assert leftovers() == [expected]
+    assert leftovers.find_leftovers() == [expected]
 
 
-def test_another_process_that_has_the_number_since_is_not_the_owner(host: Host) -> None:
-    host.containers["left"] = of(change(owner(), START, "1"))
-    assert len(leftovers()) == 1
+NULL_BOOT, OTHER = "00000000-0000-0000-0000-000000000000", "f" * 32
 
 
-def test_nothing_lives_on_from_before_the_machine_started(host: Host) -> None:
-    before = change(change(owner(), BOOT, "00000000-0000-0000-0000-000000000000"), NAMESPACE, "1")
-    host.containers["left"] = of(before)
-    assert len(leftovers()) == 1
-
-
-@pytest.mark.parametrize(("place", "value"), [(MACHINE, "f" * 32), (NAMESPACE, "1")])
-def test_of_an_owner_that_cannot_be_seen_from_here_nothing_is_known(host: Host, gone: str, place: int, value: str) -> None:
-    host.containers["theirs"] = of(change(gone, place, value))
-    assert leftovers() == []
-
-
-def test_another_machine_is_another_machine_whatever_its_boot(host: Host, gone: str) -> None:
-    host.containers["theirs"] = of(change(change(gone, MACHINE, "f" * 32), BOOT, "another"))
-    assert leftovers() == []
+@pytest.mark.parametrize(
+    ("lives", "changes", "is_left"),
+    [
+        (True, {}, False),
+        # another process has the number since
+        (True, {START: "1"}, True),
+        # nothing lives on from before the machine started
+        (True, {BOOT: NULL_BOOT, NAMESPACE: "1"}, True),
+        # nothing is known of an owner that cannot be seen from here, whatever the other machine's boot
+        (False, {MACHINE: OTHER}, False),
+        (False, {MACHINE: OTHER, BOOT: "another"}, False),
+        (False, {NAMESPACE: "1"}, False),
+        *((False, {PID: number}, False) for number in ("", "x", "-1", "1.5")),
+    ],
+)
+def test_an_owner_is_gone_only_if_that_is_known(
+    host: Host, gone: str, lives: bool, changes: dict[int, str], is_left: bool
+) -> None:
+    parts = dict(enumerate((owner_label() if lives else gone).split(":")))
+    host.containers["it"] = of(":".join((parts | changes).values()))
+    assert bool(leftovers.find_leftovers()) == is_left
 
 
 @pytest.mark.parametrize("garbage", ["", ":", "::::", "someone", "a:b:c:d:e", "a:b:c:1:2:3:4"])
 def test_a_label_that_says_nothing_makes_no_leftover(host: Host, garbage: str) -> None:
     host.containers["theirs"] = of(garbage)
-    assert leftovers() == []
-
-
-@pytest.mark.parametrize("pid", ["", "x", "-1", "1.5"])
-def test_a_process_without_a_number_makes_no_leftover(host: Host, gone: str, pid: str) -> None:
-    host.containers["theirs"] = of(change(gone, PID, pid))
-    assert leftovers() == []
+    assert leftovers.find_leftovers() == []
 
 
 def test_containers_of_others_are_never_looked_at(host: Host, gone: str) -> None:
     host.containers |= {"plain": {}, "unowned": {RUN_LABEL: "1"}, "no run": {OWNER_LABEL: gone}}
-    assert leftovers() == []
+    assert leftovers.find_leftovers() == []
 
 
 def test_leftovers_are_removed_and_nothing_else(host: Host, gone: str) -> None:
-    host.containers |= {"left": of(gone), "mine": of(owner()), "probe": {RUN_LABEL: "", OWNER_LABEL: gone}, "theirs": {}}
-    assert [(leftover.name, leftover.run) for leftover in remove_leftovers()] == [("left", "1"), ("probe", "")]
+    host.containers |= {"left": of(gone), "mine": of(owner_label()), "probe": {RUN_LABEL: "", OWNER_LABEL: gone}, "theirs": {}}
+    assert [(each.name, each.run) for each in leftovers.remove_leftovers()] == [("left", "1"), ("probe", "")]
     assert sorted(host.containers) == ["mine", "theirs"]
-    assert remove_leftovers() == []
+    assert leftovers.remove_leftovers() == []
 
 
 def test_a_container_that_still_ends_is_removed_as_soon_as_it_has_ended(
     host: Host, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)
+    monkeypatch.setattr(leftovers, "REMOVE_EVERY_S", 0.01)
     host.containers["left"], host.refusals = of(gone), 2
-    assert [leftover.name for leftover in remove_leftovers()] == ["left"]
+    assert [each.name for each in leftovers.remove_leftovers()] == ["left"]
     assert host.containers == {}
 
 
 def test_a_container_that_never_ends_is_reported_in_the_engines_own_words(
     host: Host, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_qualify.engine.container.REMOVE_EVERY_S", 0.01)
-    monkeypatch.setattr("vllm_qualify.engine.container.REMOVED_WITHIN_S", 0.05)
+    monkeypatch.setattr(leftovers, "REMOVE_EVERY_S", 0.01)
+    monkeypatch.setattr(leftovers, "REMOVED_WITHIN_S", 0.05)
     host.containers["left"], host.refusals = of(gone), 1000
     with pytest.raises(HostError, match="PID 23465 is zombie") as raised:
-        remove_leftovers()
+        leftovers.remove_leftovers()
     assert raised.value.kind == "docker-refused"

@@ -7,22 +7,19 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders.plans import CPU, loaded, only
+from tests.builders.server_plans import IMAGE
 from tests.fakes.vllm import make_engine
 from tests.recipes import reference
 from vllm_qualify.engine.environment import EngineEnvironment, content_digest
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.engine.server import DRAFT_INSIDE, MODEL_INSIDE, ServerPlan, config_text, container_of
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import load_recipe
-from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
-CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
-IMAGE = EngineImage(repository="org/engine", tag="0.32.0", digest="sha256:" + "1" * 64, platform="linux/amd64")
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -42,9 +39,7 @@ def folder(tmp_path: Path) -> Path:
 def planned(folder: Path, engines: Engines, speculative: dict[str, Any] | str) -> CellPlan:
     document = reference()
     document["variants"]["draft"]["server"] = {"speculative-config": speculative}
-    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
-    (cell,) = plan_cells(loaded, Choice(variant="draft"), engines, CPU)
-    return cell
+    return only(plan_cells(loaded(document, folder), Choice(variant="draft"), engines, CPU))
 
 
 def drafting(model: str) -> dict[str, Any]:
@@ -133,9 +128,9 @@ def test_a_container_has_the_draft_model_at_a_place_of_its_own_and_cannot_write_
 
 
 def test_the_catalogs_draft_model_knows_the_models_tokens() -> None:
-    loaded = load_recipe("reference")
-    variant = loaded.recipe.variants["draft"]
+    catalog = load_recipe("reference")
+    variant = catalog.recipe.variants["draft"]
     draft = variant.server["speculative-config"]
     assert isinstance(draft, dict)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (loaded.path(str(draft["model"])) / name).read_bytes() == (loaded.path(variant.model) / name).read_bytes()
+        assert (catalog.path(str(draft["model"])) / name).read_bytes() == (catalog.path(variant.model) / name).read_bytes()

@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
+from tests.builders.comparisons import DRAFTED, cell_plan, server_plan, task_plan
+from tests.builders.plans import CPU, H200, loaded
 from tests.fakes.vllm import make_engine
-from tests.judge.test_compare import DRAFTED, cell_plan, server_plan, task_plan
-from tests.plan.test_plan import CPU, H200, loaded
 from tests.recipes import Document, reference
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import fitted, plan_cells, sharing_a_server
+from vllm_qualify.plan.cells import plan_cells, plan_fitted, sharing_a_server
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.workload import Accuracy, Fit, LoadSettings
+from vllm_qualify.recipe.load import LoadSettings
+from vllm_qualify.recipe.searches import Fit
 
 FOUR_H200 = H200.model_copy(update={"count": 4, "devices": [0, 1, 2, 3]})
 WORKLOAD: Document = {"input_len": 8, "output_len": 4, "num_warmups": 0}
@@ -62,10 +64,9 @@ def test_clients_follow_the_server_and_prompts_the_clients(
 
 
 def test_prompts_are_as_many_as_the_gates_need(engines: Engines) -> None:
-    few = planned(engines, WORKLOAD | {"max_concurrency": 4}, gates=[TTFT_P90])
-    assert few.load.num_prompts == 2 * 44
-    many = planned(engines, WORKLOAD | {"max_concurrency": 40}, gates=[TTFT_P90])
-    assert many.load.num_prompts == 5 * 40
+    for clients, prompts in ((4, 2 * 44), (40, 5 * 40)):
+        planned_cell = planned(engines, WORKLOAD | {"max_concurrency": clients}, gates=[TTFT_P90])
+        assert planned_cell.load.num_prompts == prompts
 
 
 @pytest.mark.parametrize("server", [{}, {"max-num-seqs": "32"}, {"max-num-seqs": True}])
@@ -87,11 +88,6 @@ def test_a_fit_that_finds_max_num_seqs_leaves_the_clients_open(engines: Engines)
     assert (planned_cell.fit, planned_cell.workload) == (Fit(max_num_seqs=True), LoadSettings.model_validate(WORKLOAD))
     with pytest.raises(CallerError, match="the number of clients is not given"):
         planned(engines, WORKLOAD, fit={"tensor_parallel_sizes": [1, 2]})
-
-
-def test_without_a_fit_the_load_is_settled(engines: Engines) -> None:
-    planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4})
-    assert (planned_cell.fit, planned_cell.workload) == (None, None)
 
 
 # --- prompts of a file
@@ -117,9 +113,10 @@ def test_the_prompts_of_a_file_are_known_by_its_content(engines: Engines, tmp_pa
     assert CellPlan.model_validate_json(planned_cell.model_dump_json()) == planned_cell
 
 
-def test_random_prompts_have_no_file(engines: Engines) -> None:
+def test_random_prompts_have_no_file_and_without_a_fit_the_load_is_settled(engines: Engines) -> None:
     planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4})
     assert (planned_cell.prompts, planned_cell.load.prompts_sha256) == (None, None)
+    assert (planned_cell.fit, planned_cell.workload) == (None, None)
 
 
 def test_what_else_a_line_has_and_how_it_is_written_does_not_matter(engines: Engines, tmp_path: Path) -> None:
@@ -135,21 +132,13 @@ def test_a_file_of_prompts_that_is_not_there_is_reported(engines: Engines, tmp_p
     assert raised.value.place == "check"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "Question 3",
-        '"Question 3"',
-        '["Question 3"]',
-        '{"Prompt": "Question 3"}',
-        '{"prompt": ""}',
-        '{"prompt": 3}',
-        '{"prompt": "Question 3"',
-        '{"prompt": null}',
-        b'{"prompt": "\xff"}',
-    ],
-)
+NO_PROMPTS: list[str | bytes] = [
+    *("", "Question 3", '"Question 3"', '["Question 3"]', '{"Prompt": "Question 3"}', '{"prompt": ""}'),
+    *('{"prompt": 3}', '{"prompt": "Question 3"', '{"prompt": null}', b'{"prompt": "\xff"}'),
+]
+
+
+@pytest.mark.parametrize("line", NO_PROMPTS)
 def test_a_line_that_is_no_prompt_is_reported(engines: Engines, tmp_path: Path, line: str | bytes) -> None:
     with pytest.raises(CallerError, match=r'line 3 is no \{"prompt": "…"\}') as raised:
         planned(engines, prompts(tmp_path, *GOOD[:2], line, *GOOD[3:]))
@@ -201,7 +190,7 @@ def to_be_fitted(workload: Document | None = None, gates: tuple[Gate, ...] = (),
         "fingerprint": FOUR_H200,
         "fit": Fit(max_num_seqs=True),
         "workload": settings,
-        "load": settings.of(64, 1),
+        "load": settings.make_load(64, 1),
         "accuracy": [task_plan()],
     }
     return cell_plan(gates, **about | changes)
@@ -209,7 +198,7 @@ def to_be_fitted(workload: Document | None = None, gates: tuple[Gate, ...] = (),
 
 def test_the_load_and_the_questions_follow_what_was_found() -> None:
     plan = to_be_fitted()
-    fitted_plan = fitted(plan, {"max-num-seqs": 24})
+    fitted_plan = plan_fitted(plan, {"max-num-seqs": 24})
     assert fitted_plan.server.arguments == {"dtype": "bfloat16", "max-num-seqs": 24}
     assert (fitted_plan.load.max_concurrency, fitted_plan.load.num_prompts) == (24, 120)
     assert [task.num_concurrent for task in fitted_plan.accuracy] == [24]
@@ -219,37 +208,36 @@ def test_the_load_and_the_questions_follow_what_was_found() -> None:
 
 def test_what_the_recipe_gives_does_not_follow() -> None:
     accuracy = [task_plan(Accuracy(num_questions=40, num_concurrent=7))]
-    fitted_plan = fitted(to_be_fitted({"max_concurrency": 4}, accuracy=accuracy), {"max-num-seqs": 24})
+    fitted_plan = plan_fitted(to_be_fitted({"max_concurrency": 4}, accuracy=accuracy), {"max-num-seqs": 24})
     assert (fitted_plan.load.max_concurrency, fitted_plan.accuracy[0].num_concurrent) == (4, 7)
 
 
 def test_prompts_are_still_as_many_as_the_gates_need() -> None:
     gate = gate_of(metric="ttft_p90_ms", maximum=500.0, unit="ms")
-    assert fitted(to_be_fitted(gates=(gate,)), {"max-num-seqs": 4}).load.num_prompts == 2 * 44
+    assert plan_fitted(to_be_fitted(gates=(gate,)), {"max-num-seqs": 4}).load.num_prompts == 2 * 44
 
 
 def test_a_plan_without_a_workload_keeps_its_load() -> None:
-    plan = to_be_fitted()
-    settled = plan.model_copy(update={"workload": None})
-    assert fitted(settled, {"max-num-seqs": 24}).load == plan.load
+    settled = to_be_fitted().model_copy(update={"workload": None})
+    assert plan_fitted(settled, {"max-num-seqs": 24}).load == settled.load
 
 
 def test_the_prompts_of_the_file_stay_those_that_were_checked() -> None:
     workload = {"input_len": None, "prompts": "prompts.jsonl", "max_concurrency": 4}
     plan = to_be_fitted(workload, fit=Fit(tensor_parallel_sizes=[1, 2]))
     known = plan.model_copy(update={"load": plan.load.model_copy(update={"prompts_sha256": "0" * 64})})
-    assert fitted(known, {"tensor-parallel-size": 2}).load == known.load
+    assert plan_fitted(known, {"tensor-parallel-size": 2}).load == known.load
 
 
 @pytest.mark.parametrize(("size", "gpus"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3])])
 def test_the_gpus_are_as_many_as_were_found(size: int, gpus: list[int]) -> None:
-    fitted_plan = fitted(to_be_fitted(), {"tensor-parallel-size": size, "max-num-seqs": 8})
+    fitted_plan = plan_fitted(to_be_fitted(), {"tensor-parallel-size": size, "max-num-seqs": 8})
     assert fitted_plan.server.gpus == gpus
 
 
 def test_more_gpus_than_there_are_is_reported() -> None:
     with pytest.raises(HostError, match="takes 8 GPUs, and this machine has 4 h200"):
-        fitted(to_be_fitted(), {"tensor-parallel-size": 8})
+        plan_fitted(to_be_fitted(), {"tensor-parallel-size": 8})
 
 
 # --- the same server without speculative decoding
@@ -262,21 +250,20 @@ def drafted(machine: Fingerprint, **changes: Any) -> CellPlan:
 
 
 def test_the_other_server_is_the_same_without_it_on_gpus_that_are_free() -> None:
-    fitted_plan = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2, "max-num-seqs": 24})
-    assert fitted_plan.undrafted == fitted_plan.server.model_copy(
-        update={"arguments": {"tensor-parallel-size": 2, "max-num-seqs": 24}, "gpus": [2, 3], "draft_digest": None}
-    )
+    chosen: dict[str, Any] = {"tensor-parallel-size": 2, "max-num-seqs": 24}
+    fitted_plan = plan_fitted(drafted(FOUR_H200), chosen)
+    changes = {"arguments": chosen, "gpus": [2, 3], "draft_digest": None}
+    assert fitted_plan.undrafted == fitted_plan.server.model_copy(update=changes)
+    assert not fitted_plan.undrafted_in_turn
 
 
 @pytest.mark.parametrize(("machine", "gpus"), [(H200, 1), (FOUR_H200, 3), (FOUR_H200, 4)])
 def test_without_room_for_both_they_take_turns_on_the_same_gpus(machine: Fingerprint, gpus: int) -> None:
-    plan = fitted(drafted(machine), {"tensor-parallel-size": gpus})
+    plan = plan_fitted(drafted(machine), {"tensor-parallel-size": gpus})
     assert plan.undrafted_in_turn
     assert plan.undrafted is not None
     assert plan.undrafted.gpus == plan.server.gpus == machine.devices[:gpus]
     assert plan.undrafted.arguments == {"tensor-parallel-size": gpus}
-    beside = fitted(drafted(FOUR_H200), {"tensor-parallel-size": 2})
-    assert not beside.undrafted_in_turn
 
 
 @pytest.mark.parametrize("load", [{"request_rate": 2.0}, {"max_concurrency": 4, "api": "chat", "turns": 2, "window": "whole"}])
@@ -286,19 +273,18 @@ def test_requests_at_a_rate_or_in_turns_are_not_compared(engines: Engines, load:
 
 
 def test_a_cpu_has_room_for_both() -> None:
-    undrafted = fitted(drafted(CPU), {"max-num-seqs": 24}).undrafted
+    undrafted = plan_fitted(drafted(CPU), {"max-num-seqs": 24}).undrafted
     assert undrafted is not None
     assert (undrafted.arguments, undrafted.gpus) == ({"max-num-seqs": 24}, [])
 
 
 def test_a_server_without_speculative_decoding_has_no_other() -> None:
-    assert fitted(to_be_fitted(), {"max-num-seqs": 24}).undrafted is None
+    assert plan_fitted(to_be_fitted(), {"max-num-seqs": 24}).undrafted is None
 
 
 def test_a_new_plan_has_the_other_server_too(engines: Engines) -> None:
     planned_cell = planned(engines, WORKLOAD | {"max_concurrency": 4}, server=DRAFTED)
+    undrafted = {name: value for name, value in planned_cell.server.arguments.items() if name not in DRAFTED}
     assert planned_cell.is_speculative
     assert planned_cell.undrafted is not None
-    assert planned_cell.undrafted.arguments == {
-        name: value for name, value in planned_cell.server.arguments.items() if name not in DRAFTED
-    }
+    assert planned_cell.undrafted.arguments == undrafted

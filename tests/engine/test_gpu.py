@@ -5,39 +5,16 @@ import json
 import os
 import platform
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
 
-from vllm_qualify.engine.gpu import (
-    LEAST_DRIVER,
-    NVIDIA_SMI_QUERY,
-    Fingerprint,
-    Reading,
-    check_driver,
-    detect,
-    fingerprint_of,
-    form_factor_of,
-    gpu_type_of,
-    parse_nvidia_smi,
-    read_nvml,
-)
+from tests.builders.gpus import CAPTURED, H200, SMI
+from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect, fingerprint_of
+from vllm_qualify.engine.gpu_products import form_factor_of, gpu_type_of
+from vllm_qualify.engine.gpu_reading import LEAST_DRIVER, NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi, read_nvml
 from vllm_qualify.errors import HostError
-
-CAPTURED = Path(__file__).parent / "captured_gpu"
-SMI = (CAPTURED / "nvidia-smi.csv").read_text()
-H200 = Fingerprint(
-    gpu_type="h200",
-    name="NVIDIA H200",
-    form_factor="SXM",
-    count=1,
-    memory_mib=143_771,
-    compute_capability="9.0",
-    driver="580.159.04",
-    devices=[0],
-)
 
 PRODUCTS = [
     ("NVIDIA H100 80GB HBM3", "9.0", "h100", "SXM"),
@@ -72,45 +49,34 @@ PRODUCTS = [
     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0", "rtx-pro-6000-blackwell-server-edition", "PCIe"),
     ("NVIDIA GeForce RTX 5090", "12.0", "geforce-rtx-5090", None),
     ("Quadro RTX 6000/8000", "7.5", "quadro-rtx-6000-8000", None),
+    # a name alone makes no type
+    ("NVIDIA H100 80GB HBM3", "8.0", "h100-80gb-hbm3", "SXM"),
+    ("NVIDIA B300 SXM6 AC", "10.0", "b300-sxm6-ac", "SXM"),
+    ("NVIDIA H200", "8.0", "h200-sm80", "SXM"),
+    ("NVIDIA B200", "10.3", "b200-sm103", "SXM"),
+    ("GRID A100-40C", "8.0", "grid-a100-40c", None),
+    ("NVIDIA A100-1-5C", "8.0", "a100-1-5c", None),
 ]
 
 
 @pytest.mark.parametrize(("name", "capability", "gpu_type", "form_factor"), PRODUCTS)
 def test_the_type_and_the_form_factor_of_a_product(name: str, capability: str, gpu_type: str, form_factor: str | None) -> None:
-    assert gpu_type_of(name, capability) == gpu_type
-    assert form_factor_of(name) == form_factor
+    assert (gpu_type_of(name, capability), form_factor_of(name)) == (gpu_type, form_factor)
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "expected"),
-    [
-        ("NVIDIA H100 80GB HBM3", "8.0", "h100-80gb-hbm3"),
-        ("NVIDIA B300 SXM6 AC", "10.0", "b300-sxm6-ac"),
-        ("NVIDIA H200", "8.0", "h200-sm80"),
-        ("NVIDIA B200", "10.3", "b200-sm103"),
-        ("GRID A100-40C", "8.0", "grid-a100-40c"),
-        ("NVIDIA A100-1-5C", "8.0", "a100-1-5c"),
-    ],
-)
-def test_a_name_alone_makes_no_type(name: str, capability: str, expected: str) -> None:
-    assert gpu_type_of(name, capability) == expected
+REAL = json.loads((CAPTURED / "nvml.json").read_text())
 
 
 class Nvml:
-    """NVML that returns what it returned on the real machine, there of `devices` and with `driver`."""
+    """NVML that returns what it returned on the real machine, there of `devices`."""
 
-    def __init__(self, devices: list[dict[str, Any]] | None = None, driver: str = "") -> None:
-        captured = json.loads((CAPTURED / "nvml.json").read_text())
-        self.devices = captured["devices"] if devices is None else devices
-        self.driver = driver or captured["nvmlSystemGetDriverVersion"]
-        self.is_open = False
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, devices: list[dict[str, Any]] = REAL["devices"]) -> None:
+        self.devices, self.is_open = devices, False
         patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
         patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
         patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.devices))
         patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: self.driver)
+        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: REAL["nvmlSystemGetDriverVersion"])
         for function in ("Name", "UUID", "CudaComputeCapability", "MemoryInfo", "MigMode"):
             patch.setattr(pynvml, f"nvmlDeviceGet{function}", self.function(f"nvmlDeviceGet{function}"))
 
@@ -126,8 +92,7 @@ class Nvml:
 
 def nvml_device(**changes: object) -> dict[str, Any]:
     """The real device, with some of what NVML's functions return changed."""
-    real = Nvml().devices[0]
-    return {**real, **{f"nvmlDeviceGet{name}": value for name, value in changes.items()}}
+    return {**REAL["devices"][0], **{f"nvmlDeviceGet{name}": value for name, value in changes.items()}}
 
 
 def smi(**changes: str) -> str:
@@ -155,8 +120,7 @@ A_B200 = ("NVIDIA B200", "10.0", "183359")
 
 
 def test_both_sources_tell_the_same_of_the_real_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml()
-    nvml.install(monkeypatch)
+    nvml = Nvml(monkeypatch)
     from_nvml, from_smi = read_nvml(), parse_nvidia_smi(SMI)
     assert from_nvml is not None
     assert from_smi is not None
@@ -176,10 +140,10 @@ def test_the_query_is_of_the_columns_that_were_read() -> None:
 
 def test_a_device_of_a_product_without_mig(monkeypatch: pytest.MonkeyPatch) -> None:
     unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    Nvml([nvml_device(MigMode=unsupported)]).install(monkeypatch)
+    Nvml(monkeypatch, [nvml_device(MigMode=unsupported)])
     assert detect() == H200
-    assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="[N/A]"))) == H200
-    assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="[Not Supported]"))) == H200
+    for mode in ("[N/A]", "[Not Supported]"):
+        assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current=mode))) == H200
 
 
 @pytest.mark.parametrize(
@@ -192,8 +156,7 @@ def test_a_device_of_a_product_without_mig(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_a_device_that_nvml_cannot_read_is_the_hosts_error(broken: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml([broken])
-    nvml.install(monkeypatch)
+    nvml = Nvml(monkeypatch, [broken])
     with pytest.raises(HostError, match="NVML did not report") as caught:
         detect()
     assert caught.value.place == "check"
@@ -217,16 +180,11 @@ def test_a_broken_driver_makes_no_cpu_machine(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_gpu_machine_is_a_cpu_machine_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml().install(monkeypatch)
-    assert detect("cpu").gpu_type == "cpu"
-    assert detect("cpu").devices == []
-    assert detect("h200") == H200
+    Nvml(monkeypatch)
+    assert (detect("cpu").gpu_type, detect("cpu").devices) == ("cpu", [])
     assert fingerprint_of(reading(A_H200), "cpu").gpu_type == "cpu"
-
-
-def test_another_type_than_the_wanted_one_is_reported_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan says then what was wanted and what is there."""
-    Nvml().install(monkeypatch)
+    assert detect("h200") == H200
+    # the plan says then what was wanted and what is there
     assert detect("h100") == H200
 
 
@@ -235,52 +193,43 @@ FOUR = [nvml_device(UUID=f"GPU-{index}f6b5afc-5dff-2e56-7bcb-685dbed05b52") for 
 
 @pytest.mark.parametrize(
     ("chosen", "devices"),
-    [
-        ("2", [2]),
-        ("3, 1", [1, 3]),
-        ("GPU-3f6b5afc-5dff-2e56-7bcb-685dbed05b52,0", [0, 3]),
-        ("GPU-1f6b", [1]),
-    ],
+    [("2", [2]), ("3, 1", [1, 3]), ("GPU-3f6b5afc-5dff-2e56-7bcb-685dbed05b52,0", [0, 3]), ("GPU-1f6b", [1])],
 )
 def test_a_run_has_the_gpus_that_its_caller_lets_it_use(
     chosen: str, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server on GPU 2 whose clocks and power were read from GPU 0 would be judged by another run's."""
-    Nvml(FOUR).install(monkeypatch)
+    Nvml(monkeypatch, FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert (detect().devices, detect().count) == (devices, len(devices))
 
 
-def test_without_a_choice_a_run_has_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(FOUR).install(monkeypatch)
+def test_without_a_choice_a_run_has_all_gpus_and_an_empty_one_hides_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch, FOUR)
     assert detect().devices == [0, 1, 2, 3]
-
-
-def test_an_empty_choice_hides_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(FOUR).install(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect().gpu_type == "cpu"
 
 
-@pytest.mark.parametrize("chosen", ["4", "0,-1", "GPU-", "MIG-1f6b5afc", "all"])
-def test_a_choice_that_is_no_gpu_of_the_machine_is_named(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(FOUR).install(monkeypatch)
+NO_GPU = ("is not a GPU of this machine", r"0 \(GPU-0f6b5afc")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message", "remedy"),
+    [
+        *((chosen, *NO_GPU) for chosen in ("4", "0,-1", "GPU-", "MIG-1f6b5afc", "all")),
+        ("1,GPU-1f6b", "names a GPU twice", "once"),
+    ],
+)
+def test_a_choice_that_cannot_be_met_is_named(chosen: str, message: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Nvml(monkeypatch, FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    with pytest.raises(HostError, match="is not a GPU of this machine") as caught:
-        detect()
-    assert "0 (GPU-0f6b5afc" in caught.value.remedy
-
-
-def test_a_gpu_that_is_chosen_twice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(FOUR).install(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-1f6b")
-    with pytest.raises(HostError, match="names a GPU twice"):
+    with pytest.raises(HostError, match=f"{message}(?s:.)*{remedy}"):
         detect()
 
 
 def test_a_driver_without_a_gpu_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml(devices=[])
-    nvml.install(monkeypatch)
+    nvml = Nvml(monkeypatch, [])
     assert detect().gpu_type == "cpu"
     assert not nvml.is_open
     nothing = parse_nvidia_smi((CAPTURED / "no-devices.txt").read_text())
@@ -293,14 +242,10 @@ def test_a_machine_without_a_driver_is_a_cpu_machine(code: int, monkeypatch: pyt
     failing_init(monkeypatch, code)
     assert read_nvml() is None
     machine = detect()
-    assert machine.gpu_type == "cpu"
+    told = machine.model_dump(include={"name", "memory_mib", "features"})
+    assert machine == Fingerprint(gpu_type="cpu", count=len(os.sched_getaffinity(0)), **told)
     assert machine.name.strip()
-    assert machine.count == len(os.sched_getaffinity(0))
     assert machine.memory_mib > 256
-    assert machine.form_factor is None
-    assert machine.compute_capability is None
-    assert machine.driver is None
-    assert machine.devices == []
     if platform.machine() == "x86_64":
         assert set(machine.features) <= {"avx2", "avx512f", "avx512_bf16", "amx_bf16"}
 
@@ -371,9 +316,7 @@ def test_a_mixed_host_must_be_given_its_type(wanted: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [("NVIDIA H100 PCIe", "9.0", "81559"), ("NVIDIA H100 80GB HBM3", "9.0", "65247")],
-    ids=["form factor", "memory"],
+    "other", [("NVIDIA H100 PCIe", "9.0", "81559"), ("NVIDIA H100 80GB HBM3", "9.0", "65247")], ids=["form factor", "memory"]
 )
 def test_two_models_of_one_type_do_not_mix(other: tuple[str, str, str]) -> None:
     with pytest.raises(HostError, match="several models of h100") as caught:
@@ -383,7 +326,7 @@ def test_two_models_of_one_type_do_not_mix(other: tuple[str, str, str]) -> None:
 
 
 def test_a_slice_is_not_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml([nvml_device(), nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_ENABLE, 0])]).install(monkeypatch)
+    Nvml(monkeypatch, [nvml_device(), nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_ENABLE, 0])])
     with pytest.raises(HostError, match="MIG mode is on at device 1") as caught:
         detect("h200")
     assert "-i 1 -mig 0" in caught.value.remedy
@@ -392,7 +335,7 @@ def test_a_slice_is_not_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_mig_that_is_only_to_come_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml([nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE])]).install(monkeypatch)
+    Nvml(monkeypatch, [nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE])])
     assert detect() == H200
 
 
@@ -413,70 +356,45 @@ def test_an_older_driver_is_refused(driver: str | None) -> None:
     assert caught.value.place == "check"
 
 
-@pytest.mark.parametrize("driver", ["575.51.03", "580.159.04", "1000.1"])
-def test_a_driver_that_is_new_enough(driver: str) -> None:
-    check_driver(H200.model_copy(update={"driver": driver}))
-
-
-def test_a_cpu_needs_no_driver() -> None:
+def test_a_driver_that_is_new_enough_is_taken_and_a_cpu_needs_none() -> None:
     assert LEAST_DRIVER == 575
+    for driver in ("575.51.03", "580.159.04", "1000.1"):
+        check_driver(H200.model_copy(update={"driver": driver}))
     check_driver(detect("cpu"))
+
+
+CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=8, memory_mib=32_060, features=["avx2", "avx512f"])
 
 
 def test_the_id_is_one_readable_line() -> None:
     assert H200.id == "NVIDIA H200 · SXM · 143771 MiB · compute capability 9.0 · driver 580.159.04"
-    cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=8, memory_mib=32_060, features=["avx2", "avx512f"])
-    assert cpu.id == "Some CPU · cores: 8 · 31 GiB · avx2 · avx512f"
+    assert CPU.id == "Some CPU · cores: 8 · 31 GiB · avx2 · avx512f"
 
 
 @pytest.mark.parametrize(
-    ("changes", "comparable"),
+    ("machine", "changes", "comparable"),
     [
-        ({"count": 8}, True),
-        ({"devices": [3]}, True),
-        ({"name": "NVIDIA H200 NVL"}, False),
-        ({"form_factor": "NVL"}, False),
-        ({"form_factor": None}, False),
-        ({"memory_mib": 143_770}, False),
-        ({"compute_capability": "10.0"}, False),
-        ({"driver": "580.159.03"}, False),
+        (H200, {"count": 8}, True),
+        (H200, {"devices": [3]}, True),
+        (H200, {"name": "NVIDIA H200 NVL"}, False),
+        (H200, {"form_factor": "NVL"}, False),
+        (H200, {"form_factor": None}, False),
+        (H200, {"memory_mib": 143_770}, False),
+        (H200, {"compute_capability": "10.0"}, False),
+        (H200, {"driver": "580.159.03"}, False),
+        (CPU, {"memory_mib": 32_050}, True),
+        (CPU, {"name": "Another CPU"}, False),
+        (CPU, {"count": 4}, False),
+        (CPU, {"memory_mib": 16_030}, False),
+        (CPU, {"features": ["avx2", "avx512f", "amx_bf16"]}, False),
     ],
 )
-def test_what_makes_measurements_of_gpus_comparable(changes: dict[str, object], comparable: bool) -> None:
-    assert (H200.model_copy(update=changes).id == H200.id) == comparable
-
-
-@pytest.mark.parametrize(
-    ("changes", "comparable"),
-    [
-        ({"memory_mib": 32_050}, True),
-        ({"name": "Another CPU"}, False),
-        ({"count": 4}, False),
-        ({"memory_mib": 16_030}, False),
-        ({"features": ["avx2", "avx512f", "amx_bf16"]}, False),
-    ],
-)
-def test_what_makes_measurements_of_cpus_comparable(changes: dict[str, object], comparable: bool) -> None:
-    cpu = Fingerprint(gpu_type="cpu", name="Some CPU", count=8, memory_mib=32_060, features=["avx2", "avx512f"])
-    assert (cpu.model_copy(update=changes).id == cpu.id) == comparable
-
-
-def test_the_form_factors_of_one_type_are_never_compared() -> None:
-    names = ["NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"]
-    machines = [fingerprint_of(reading((name, "9.0", "81559"))) for name in names]
-    assert {each.gpu_type for each in machines} == {"h100"}
-    assert len({each.id for each in machines}) == 3
-    unnamed = [each.model_copy(update={"name": "NVIDIA H100"}) for each in machines]
-    assert len({each.id for each in unnamed}) == 3
+def test_what_makes_measurements_comparable(machine: Fingerprint, changes: dict[str, object], comparable: bool) -> None:
+    assert (machine.model_copy(update=changes).id == machine.id) == comparable
 
 
 def test_a_fingerprint_survives_its_document() -> None:
     assert Fingerprint.model_validate_json(H200.model_dump_json()) == H200
-
-
-def test_a_document_from_before_form_factors_is_read() -> None:
-    document = {"gpu_type": "h200", "name": "NVIDIA H200", "count": 1, "memory_mib": 143_771}
-    assert Fingerprint.model_validate(document).form_factor is None
 
 
 def has_nvidia() -> bool:

@@ -1,12 +1,13 @@
 """Image references, the state of a pull, and what a plan keeps of an image; with a real engine: tests/live/test_docker.py."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
+from tests.builders.server_plans import IMAGE, PROCESS
+from tests.builders.server_plans import plan as server_plan
+from vllm_qualify.engine.environment import EngineIdentity, ImageIdentity
 from vllm_qualify.engine.image import EngineImage, Layers, parse_reference
 from vllm_qualify.engine.server import Engine, ServerPlan
 from vllm_qualify.errors import CallerError
@@ -35,35 +36,15 @@ def test_a_reference_is_taken_apart(text: str, repository: str, tag: str | None,
     assert parse_reference(text, AMD64) == EngineImage(repository=repository, tag=tag, digest=digest, platform=AMD64)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "vllm/vllm-openai :1",
-        " vllm:1",
-        "vllm:1\n",
-        "vllm/VLLM-openai:1",
-        "VLLM:1",
-        "vllm//openai:1",
-        "/vllm:1",
-        "vllm/:1",
-        "vllm:",
-        "vllm:a/b",
-        "vllm:a:b",
-        "vllm:-a",
-        f"vllm:{LONGEST_TAG}t",
-        "vllm@sha256:0123",
-        f"vllm@{DIGEST}0",
-        f"vllm@{DIGEST[:-1]}",
-        f"vllm@{DIGEST.upper()}",
-        f"vllm@{DIGEST.removeprefix('sha256:')}",
-        f"vllm@{DIGEST}:1",
-        f"@{DIGEST}",
-        "https://ghcr.io/org/vllm:1",
-        "--privileged",
-    ],
+NO_REFERENCES = (
+    *("", " ", "vllm/vllm-openai :1", " vllm:1", "vllm:1\n", "vllm/VLLM-openai:1", "VLLM:1", "vllm//openai:1", "/vllm:1"),
+    *("vllm/:1", "vllm:", "vllm:a/b", "vllm:a:b", "vllm:-a", f"vllm:{LONGEST_TAG}t", "vllm@sha256:0123", f"vllm@{DIGEST}0"),
+    *(f"vllm@{DIGEST[:-1]}", f"vllm@{DIGEST.upper()}", f"vllm@{DIGEST.removeprefix('sha256:')}", f"vllm@{DIGEST}:1"),
+    *(f"@{DIGEST}", "https://ghcr.io/org/vllm:1", "--privileged"),
 )
+
+
+@pytest.mark.parametrize("text", NO_REFERENCES)
 def test_what_is_no_reference_is_the_callers_mistake(text: str) -> None:
     with pytest.raises(CallerError, match="is not an image reference") as raised:
         parse_reference(text, AMD64)
@@ -118,74 +99,47 @@ PULL = [
     ({"status": "Pulling from tiny", "id": DIGEST}, "Pulling from tiny"),
     (event("Pulling fs layer", FIRST), f"pulling: layer {FIRST} pulling fs layer; 0 of 1 layers done"),
     (event("Already exists", SECOND), f"pulling: layer {SECOND} already exists; 1 of 2 layers done"),
-    (
-        event("Downloading", FIRST, 1_048_576, 10_485_760),
-        f"pulling: layer {FIRST} downloading 1.0 of 10.0 MiB; 1 of 2 layers done",
-    ),
+    (event("Downloading", FIRST, 2**20, 10 * 2**20), f"pulling: layer {FIRST} downloading 1.0 of 10.0 MiB; 1 of 2 layers done"),
     (event("Downloading", FIRST, 5_242_880), f"pulling: layer {FIRST} downloading; 1 of 2 layers done"),
     (event("Verifying Checksum", FIRST), f"pulling: layer {FIRST} verifying checksum; 1 of 2 layers done"),
     (event("Download complete", FIRST), f"pulling: layer {FIRST} download complete; 1 of 2 layers done"),
-    (
-        event("Extracting", FIRST, 3_145_728, 10_485_760),
-        f"pulling: layer {FIRST} extracting 3.0 of 10.0 MiB; 1 of 2 layers done",
-    ),
+    (event("Extracting", FIRST, 3 * 2**20, 5 * 2**20), f"pulling: layer {FIRST} extracting 3.0 of 5.0 MiB; 1 of 2 layers done"),
     (event("Pull complete", FIRST), f"pulling: layer {FIRST} pull complete; 2 of 2 layers done"),
     ({"status": f"Digest: {DIGEST}"}, f"Digest: {DIGEST}"),
-    (
-        {"status": "Status: Downloaded newer image for 127.0.0.1:5000/tiny:1"},
-        "Status: Downloaded newer image for 127.0.0.1:5000/tiny:1",
-    ),
+    ({"status": "Status: Downloaded newer image for tiny:1"}, "Status: Downloaded newer image for tiny:1"),
 ]
 
 
 def test_a_pull_is_reported_layer_by_layer() -> None:
     layers = Layers()
-    assert [layers.after(message) for message, _ in PULL] == [line for _, line in PULL]
+    assert [layers.describe_after(message) for message, _ in PULL] == [line for _, line in PULL]
 
 
 def test_a_layer_that_is_tried_again_is_not_done() -> None:
     layers = Layers()
-    assert layers.after(event("Pull complete", FIRST)).endswith("1 of 1 layers done")
-    assert layers.after(event("Retrying in 5 seconds", FIRST)).endswith("retrying in 5 seconds; 0 of 1 layers done")
+    assert layers.describe_after(event("Pull complete", FIRST)).endswith("1 of 1 layers done")
+    assert layers.describe_after(event("Retrying in 5 seconds", FIRST)).endswith("retrying in 5 seconds; 0 of 1 layers done")
 
 
 def test_an_event_that_says_nothing_is_no_layer() -> None:
     layers = Layers()
-    assert layers.after({}) == ""
-    assert layers.after({"progressDetail": {}}) == ""
-    assert layers.after(event("Waiting", FIRST)).endswith("0 of 1 layers done")
+    assert layers.describe_after({}) == layers.describe_after({"progressDetail": {}}) == ""
+    assert layers.describe_after(event("Waiting", FIRST)).endswith("0 of 1 layers done")
 
 
 # --- what a plan keeps
 
-IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform=AMD64)
-LOCAL = EngineEnvironment(python=Path("/engine/bin/python"))
 
-
-def server(engine: Engine) -> ServerPlan:
-    return ServerPlan(
-        engine=engine,
-        model="org/model",
-        revision="0123abc",
-        served_model_name="model",
-        arguments={"max-model-len": 1024},
-        environment={},
-        startup_timeout_s=60,
-        gpus=[2, 3],
-        memory_limit_gib=1.5,
-    )
-
-
-@pytest.mark.parametrize("engine", [IMAGE, IMAGE.model_copy(update={"tag": None}), LOCAL], ids=["both", "digest", "process"])
+@pytest.mark.parametrize("engine", [IMAGE, IMAGE.model_copy(update={"tag": None}), PROCESS], ids=["both", "digest", "process"])
 def test_a_plan_survives_its_document_with_its_kind_of_engine(engine: Engine) -> None:
-    plan = server(engine)
+    plan = server_plan(engine=engine)
     read_back = ServerPlan.model_validate_json(plan.model_dump_json())
     assert read_back == plan
     assert type(read_back.engine) is type(engine)
 
 
 def test_an_engine_of_no_known_launcher_is_no_plan() -> None:
-    document = server(LOCAL).model_dump(mode="json")
+    document = server_plan(engine=PROCESS).model_dump(mode="json")
     document["engine"]["launcher"] = "rocket"
     with pytest.raises(ValidationError, match="rocket"):
         ServerPlan.model_validate(document)

@@ -7,23 +7,16 @@ from typing import Any, get_args
 import pytest
 
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import left_behind
 from vllm_qualify.engine.launchers import ImageLauncherName, LauncherName
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.running import Leftover
+from vllm_qualify.engine.process import Leftover, RunningProcess
+from vllm_qualify.engine.provision import left_behind
 from vllm_qualify.engine.server import Client, ServerPlan, Starting
 from vllm_qualify.errors import CallerError
 
-# As a plan was stored by version 0.1.
+IMAGE = {"launcher": "docker", "repository": "vllm/vllm-openai", "tag": "v0.32.0", "platform": "linux/amd64"}
 STORED = {
-    "engine": {
-        "launcher": "docker",
-        "repository": "vllm/vllm-openai",
-        "tag": "v0.32.0",
-        "digest": "sha256:" + "0" * 64,
-        "platform": "linux/amd64",
-    },
+    "engine": IMAGE | {"digest": "sha256:" + "0" * 64},
     "model": "/models/tiny",
     "revision": None,
     "served_model_name": "tiny",
@@ -50,7 +43,7 @@ def test_a_stored_plan_finds_its_launcher_again(engine: dict[str, Any], place: s
     plan = ServerPlan.model_validate_json(json.dumps(STORED | {"engine": engine}))
     assert launcher_of(plan.engine) is LAUNCHERS[engine["launcher"]]
     assert plan.model_dump(mode="json")["engine"] == engine
-    assert (plan.served(8123).model, plan.served(8123).host) == (place, host)
+    assert (plan.served_model(8123).model, plan.served_model(8123).host) == (place, host)
 
 
 def test_a_client_of_this_machine_shares_its_letter_box_alone(tmp_path: Path) -> None:
@@ -62,12 +55,12 @@ def test_a_client_of_this_machine_shares_its_letter_box_alone(tmp_path: Path) ->
         assert launcher.give(CLIENT, tmp_path / "prompts.jsonl", box, "load") == f"{box}/given-prompts.jsonl"
         assert launcher.results_folder(CLIENT, box) == box
     assert not Path(box).exists()
-    assert launcher.shown(CLIENT, ["vllm", "bench"]) == ["vllm", "bench"]
+    assert launcher.typed_command(CLIENT, ["vllm", "bench"]) == ["vllm", "bench"]
 
 
 def test_the_command_of_a_client_in_a_container_is_shown_with_its_container() -> None:
     client = CLIENT.model_copy(update={"launcher": "docker", "runs_in": "0123456789abcdef"})
-    assert launcher_of(client).shown(client, ["vllm", "bench"]) == ["docker", "exec", "0123456789ab", "vllm", "bench"]
+    assert launcher_of(client).typed_command(client, ["vllm", "bench"]) == ["docker", "exec", "0123456789ab", "vllm", "bench"]
 
 
 def test_a_process_takes_no_client_of_another_image(tmp_path: Path) -> None:
@@ -81,9 +74,6 @@ def test_a_process_takes_no_client_of_another_image(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_is_removed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     leftovers = [Leftover(id=name, name=name, run=run, cell="", state="running") for name, run in (("a", "1"), ("b", ""))]
-    monkeypatch.setattr("vllm_qualify.engine.container.remove_leftovers", lambda _: leftovers)
-    assert left_behind("docker") == [
-        "removed a, which run 1 had left behind",
-        "removed b, which run unknown had left behind",
-    ]
+    monkeypatch.setattr("vllm_qualify.engine.launchers.docker.remove_leftovers", lambda: leftovers)
+    assert left_behind("docker") == ["removed a, which run 1 had left behind", "removed b, which run unknown had left behind"]
     assert left_behind("process") == []

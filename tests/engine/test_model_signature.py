@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.judge.test_compare import server_plan
+from tests.builders.comparisons import server_plan
 from vllm_qualify.engine.model_signature import MOST_BYTES, SIGNATURE, check_publisher, check_signed
-from vllm_qualify.engine.parts import MODEL, Part
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.errors import HubError
 from vllm_qualify.recipe.publisher import key_id
 
 SIGNED = Path(__file__).parent / "signed"
+TEMPLATE = "more/chat_template.jinja"
 FILES = {
     "config.json": '{"model_type": "opt"}\n',
     "model.safetensors": "weights\n",
     "pytorch_model.bin": "weights again\n",
-    "more/chat_template.jinja": "{{ messages }}\n",
+    TEMPLATE: "{{ messages }}\n",
     ".gitattributes": "* text\n",
 }
 
@@ -69,16 +69,13 @@ def test_links_as_in_the_hubs_cache_are_followed(model: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "changed": (lambda model: (model / "config.json").write_text("{}"), "config.json is not what was signed"),
-    "template": (
-        lambda model: (model / "more/chat_template.jinja").write_text("{{ evil }}"),
-        "more/chat_template.jinja is not what was signed",
-    ),
+    "template": (lambda model: (model / TEMPLATE).write_text("{{ evil }}"), f"{TEMPLATE} is not what was signed"),
     "added": (lambda model: (model / "modeling.py").write_text("evil"), "modeling.py is not what was signed"),
     "hidden": (lambda model: (model / ".evil").write_text("evil"), ".evil is not what was signed"),
     "removed": (lambda model: (model / "config.json").unlink(), "config.json is missing"),
     "moved": (
-        lambda model: (model / "more/chat_template.jinja").rename(model / "chat_template.jinja"),
-        "chat_template.jinja is not what was signed; more/chat_template.jinja is missing",
+        lambda model: (model / TEMPLATE).rename(model / "chat_template.jinja"),
+        f"chat_template.jinja is not what was signed; {TEMPLATE} is missing",
     ),
     "unsigned": (lambda model: (model / SIGNATURE).unlink(), "a/model has no model.sig"),
     "long": (lambda model: (model / SIGNATURE).write_bytes(b" " * (MOST_BYTES + 1)), "more than 16 MiB"),

@@ -5,15 +5,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import alive, until
 from tests.ci import IN_CI
 from vllm_qualify.engine import process as processes
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.process import PROGRESS, RunningProcess, guarded, tail, wait_for
+from vllm_qualify.engine.process import PROGRESS, RunningProcess, running_guarded, tail, wait_for
 from vllm_qualify.errors import HostError
 
 # Deaf to SIGTERM, with a child of its own: what a wedged engine core is like.
@@ -26,20 +27,8 @@ time.sleep(600)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition: object, limit_s: float = 15) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def guarded(folder: Path, code: str = STUBBORN) -> AbstractContextManager[RunningProcess]:
+    return running_guarded([sys.executable, "-c", code], quiet_environment(), folder / "log", grace_s=0.5)
 
 
 def pids_in(log: Path) -> list[int]:
@@ -47,20 +36,15 @@ def pids_in(log: Path) -> list[int]:
     return [int(word) for word in log.read_text().split()]
 
 
-def test_leaving_the_block_ends_a_stubborn_process_and_its_child(tmp_path: Path) -> None:
-    with guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5):
+@pytest.mark.parametrize("leaving", [nullcontext(), pytest.raises(KeyboardInterrupt)], ids=["at its end", "by an exception"])
+def test_leaving_the_block_ends_a_stubborn_process_and_its_child(
+    tmp_path: Path, leaving: AbstractContextManager[object]
+) -> None:
+    with leaving, guarded(tmp_path):
         pids = pids_in(tmp_path / "log")
         assert all(alive(pid) for pid in pids)
-    assert not any(alive(pid) for pid in pids)
-
-
-def test_an_exception_in_the_block_ends_the_process_too(tmp_path: Path) -> None:
-    with (
-        pytest.raises(KeyboardInterrupt),
-        guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5),
-    ):
-        pids = pids_in(tmp_path / "log")
-        raise KeyboardInterrupt
+        if not isinstance(leaving, nullcontext):
+            raise KeyboardInterrupt
     assert not any(alive(pid) for pid in pids)
 
 
@@ -70,8 +54,9 @@ def test_the_death_of_the_caller_ends_the_process(tmp_path: Path, number: signal
         import sys, time
         from pathlib import Path
         from vllm_qualify.engine.confinement import quiet_environment
-        from vllm_qualify.engine.process import PROGRESS, guarded
-        with guarded([sys.executable, "-c", {STUBBORN!r}], quiet_environment(), Path({str(tmp_path / "log")!r}), grace_s=0.5):
+        from vllm_qualify.engine.process import PROGRESS, running_guarded
+        log = Path({str(tmp_path / "log")!r})
+        with running_guarded([sys.executable, "-c", {STUBBORN!r}], quiet_environment(), log, grace_s=0.5):
             time.sleep(600)
     """)
     with subprocess.Popen([sys.executable, "-c", caller]) as process:
@@ -82,7 +67,7 @@ def test_the_death_of_the_caller_ends_the_process(tmp_path: Path, number: signal
 
 
 def test_the_death_of_the_guard_ends_the_process_and_counts_as_killed(tmp_path: Path) -> None:
-    with guarded([sys.executable, "-c", STUBBORN], quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
+    with guarded(tmp_path) as process:
         pids = pids_in(tmp_path / "log")
         os.kill(process.guard_pid, signal.SIGKILL)
         assert until(lambda: process.exit_code() == -signal.SIGKILL)
@@ -104,10 +89,9 @@ def test_a_guard_that_ends_while_it_is_looked_at_is_not_taken_for_killed(
 
 
 def test_children_of_a_process_that_ended_are_ended(tmp_path: Path) -> None:
-    leaver = (
-        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, 0)"
-    )
-    with guarded([sys.executable, "-c", leaver], quiet_environment(), tmp_path / "log") as process:
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    leaver = f"import subprocess, sys; p = subprocess.Popen({sleeper}); print(p.pid, 0)"
+    with guarded(tmp_path, leaver) as process:
         assert until(lambda: process.exit_code() == 0)
         orphan, _ = pids_in(tmp_path / "log")
         assert not alive(orphan)
@@ -115,31 +99,26 @@ def test_children_of_a_process_that_ended_are_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
 def test_exit_codes_are_reported(tmp_path: Path, code: str, expected: int) -> None:
-    with guarded([sys.executable, "-c", code], quiet_environment(), tmp_path / "log") as process:
+    with guarded(tmp_path, code) as process:
         assert until(lambda: process.exit_code() is not None)
         assert process.exit_code() == expected
 
 
 def test_a_command_that_is_not_there_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="could not be started"), guarded(["/no/such/command"], {}, tmp_path / "log"):
+    with pytest.raises(HostError, match="could not be started"), running_guarded(["/no/such/command"], {}, tmp_path / "log"):
         pass
 
 
 def test_a_tool_that_fails_brings_its_last_lines(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "print('first'); raise SystemExit('the cause')"]
-    with (
-        pytest.raises(HostError, match="exit code 1") as raised,
-        guarded(command, quiet_environment(), tmp_path / "log") as process,
-    ):
+    fails = "print('first'); raise SystemExit('the cause')"
+    with pytest.raises(HostError, match="exit code 1") as raised, guarded(tmp_path, fails) as process:
         wait_for(process, 30, lambda: None, "accuracy")
     assert "the cause" in raised.value.log_tail
 
 
 def test_a_tool_over_its_time_limit_is_ended(tmp_path: Path) -> None:
-    with (
-        pytest.raises(HostError, match=r"longer than its 0\.5 s"),
-        guarded([sys.executable, "-c", "import time; time.sleep(600)"], quiet_environment(), tmp_path / "log") as process,
-    ):
+    sleeps = "import time; time.sleep(600)"
+    with pytest.raises(HostError, match=r"longer than its 0\.5 s"), guarded(tmp_path, sleeps) as process:
         wait_for(process, 0.5, lambda: None, "load")
 
 
@@ -155,28 +134,21 @@ def test_tail_shows_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:
     assert tail(tmp_path / "log", 1) == ["two"]
 
 
-def test_keys_of_the_store_do_not_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
-    monkeypatch.setenv("HF_TOKEN", "hf_needed_to_download")
-    environment = quiet_environment()
-    assert not {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} & environment.keys()
-    assert quiet_environment(downloads=True)["HF_TOKEN"] == "hf_needed_to_download"
-    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
-
-
-def test_a_child_gets_no_key_to_store_or_approvals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PRIVATE_KEY_FILE"):
+def test_keys_do_not_reach_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_QUALIFY_PRIVATE_KEY", "VLLM_QUALIFY_PRIVATE_KEY_FILE", "HF_TOKEN"):
         monkeypatch.setenv(name, "what signs")
     monkeypatch.setenv("HF_HOME", "/models")
-    variables = quiet_environment()
-    assert "what signs" not in variables.values()
-    assert variables["HF_HOME"] == "/models"
+    environment, downloading = quiet_environment(), quiet_environment(downloads=True)
+    assert "what signs" not in environment.values()
+    assert environment["HF_HOME"] == "/models"
+    assert environment["VLLM_NO_USAGE_STATS"] == environment["DO_NOT_TRACK"] == "1"
+    assert [name for name, value in downloading.items() if value == "what signs"] == ["HF_TOKEN"]
 
 
 def test_a_full_disk_is_reported_though_the_command_could_not_say_so(tmp_path: Path) -> None:
     """A real one, in a mount namespace of its own: the log can be made there, and nothing be written to it."""
-    starting = "import sys; from pathlib import Path; from vllm_qualify.engine.process import guarded\n"
-    starting += "with guarded(['true'], {}, Path(sys.argv[1]) / 'log'): pass"
+    starting = "import sys; from pathlib import Path; from vllm_qualify.engine.process import running_guarded\n"
+    starting += "with running_guarded(['true'], {}, Path(sys.argv[1]) / 'log'): pass"
     full = f"mount -t tmpfs -o size=4k tmpfs {tmp_path} && head -c 4096 /dev/zero > {tmp_path}/full"
     shell = f'{full} && exec "$0" -c "$1" {tmp_path}'
     done = subprocess.run(

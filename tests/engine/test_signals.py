@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_qualify.engine.signals import HELD, signals_held
+from vllm_qualify.engine.process import HELD, signals_held
 
 
 class Stopped(BaseException):

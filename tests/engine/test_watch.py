@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,18 @@ import pynvml
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.builders import processes
+from tests.releases import service
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.kinds.vllm import KIND as VLLM_KIND
-from vllm_qualify.engine.process import guarded
-from vllm_qualify.engine.watch import (
-    HOST_SAMPLES,
-    SCRAPES,
-    GpuSample,
-    HostSample,
-    Roots,
-    Scrape,
-    family_of,
-    first_in_container,
-    kept,
-    parse_metrics,
-    reason_names,
-    scrape,
-    watching_machine,
-    watching_server,
-)
-from vllm_qualify.recipe.tables import EngineTable, table_of, versions
+from vllm_qualify.engine.process import running_guarded
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, GpuSample, HostSample, Roots, Scrape
+from vllm_qualify.recipe.tables import known_versions, table_of
 
+until = partial(processes.until, limit_s=30)
 CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
-FAMILIES = frozenset(kept(VLLM_KIND, "0.32.0").names.values())
+FAMILIES = frozenset(watch.kept_metrics(VLLM_KIND, "0.32.0").values())
 CAPTURED = Path(__file__).parents[1] / "evidence" / "captured"
 # Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
 PAGE = """\
@@ -78,12 +67,11 @@ COUNTERS = {
 BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: sum(range(10_000))'])"
 
 
-@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("version", known_versions())
 def test_every_version_of_the_catalog_has_all_that_is_wanted(version: str) -> None:
-    counters = kept(VLLM_KIND, version)
-    assert counters.lacking == []
-    assert counters.names.keys() == VLLM_KIND.counters.keys()
-    assert set(counters.names.values()) <= set(table_of(version).metrics)
+    names = watch.kept_metrics(VLLM_KIND, version)
+    assert names.keys() == VLLM_KIND.counters.keys()
+    assert set(names.values()) <= set(table_of(version).metrics)
 
 
 def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,18 +79,15 @@ def test_a_version_with_an_old_name_and_without_another(monkeypatch: pytest.Monk
     others = [name for name in real.metrics if name not in ("vllm:kv_cache_usage_perc", "vllm:spec_decode_num_drafts")]
     changed = real.model_copy(update={"metrics": [*others, "vllm:gpu_cache_usage_perc"]})
 
-    def old(_: str) -> EngineTable:
-        return changed
-
-    monkeypatch.setattr(watch, "table_of", old)
-    counters = kept(VLLM_KIND, "0.32.0")
-    assert counters.names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
-    assert counters.lacking == ["drafts"]
+    monkeypatch.setattr(watch, "table_of", lambda _: changed)
+    names = watch.kept_metrics(VLLM_KIND, "0.32.0")
+    assert names["kv_cache_usage"] == "vllm:gpu_cache_usage_perc"
+    assert VLLM_KIND.counters.keys() - names.keys() == {"drafts"}
 
 
 def test_gauges_and_counters_of_a_real_page_are_kept_and_nothing_of_histograms() -> None:
-    assert parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == COUNTERS
-    assert {family_of(key) for key in COUNTERS} <= FAMILIES
+    assert watch.parse_metrics(PAGE, FAMILIES | {"vllm:request_num_preemptions"}) == COUNTERS
+    assert {watch.family_of(key) for key in COUNTERS} <= FAMILIES
 
 
 @pytest.mark.parametrize("name", ["load/metrics-2-after.txt", "speculation/batch1/drafted/metrics-1-after.txt"])
@@ -111,45 +96,28 @@ def test_a_page_of_a_real_server_says_the_same_as_to_a_parser_of_all_its_lines(n
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     wanted = [sample for sample in samples if sample.name.removesuffix("_total") in FAMILIES]
     assert len(wanted) > 5
-    assert sorted(parse_metrics(page, FAMILIES).values()) == sorted(sample.value for sample in wanted)
+    assert sorted(watch.parse_metrics(page, FAMILIES).values()) == sorted(sample.value for sample in wanted)
 
 
 def test_what_is_no_number_is_left_out() -> None:
-    assert parse_metrics("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc NaN\n", FAMILIES) == {}
-
-
-class Page(BaseHTTPRequestHandler):
-    status, text, delay_s = 200, PAGE, 0.0
-
-    def do_GET(self) -> None:
-        time.sleep(self.delay_s)  # as a server that is held up takes a question up late
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write(self.text.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: pytest's output is for people."""
+    assert watch.parse_metrics("# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc NaN\n", FAMILIES) == {}
 
 
 @contextmanager
 def serving(status: int = 200, text: str = PAGE, delay_s: float = 0.0) -> Iterator[str]:
-    handler = type("Chosen", (Page,), {"status": status, "text": text, "delay_s": delay_s})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
-        finally:
-            server.shutdown()
-            thread.join()
+    def answer(_: service.Asked) -> service.Answer:
+        time.sleep(delay_s)  # as a server that is held up takes a question up late
+        return service.Answer(status, text.encode())
+
+    with service.serving(answer) as page:
+        yield f"http://{page.address}/metrics"
 
 
-def until(condition: Callable[[], object], limit_s: float = 30) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        # Other processes and threads do what is waited for; none of them tells.
-        time.sleep(0.01)
+@contextmanager
+def hanging() -> Iterator[str]:
+    """It takes the connection, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
 
 
 def lines(path: Path) -> list[str]:
@@ -160,7 +128,7 @@ def lines(path: Path) -> list[str]:
 def watching(
     url: str, folder: Path, roots: Mapping[str, Roots] | None = None, gpus: Sequence[int] = (), every_s: float = 0.05
 ) -> Iterator[None]:
-    with watching_machine(folder, roots or {}, gpus, every_s), watching_server(url, FAMILIES, folder, every_s):
+    with watch.watching_machine(folder, roots or {}, gpus, every_s), watch.watching_server(url, FAMILIES, folder, every_s):
         yield
 
 
@@ -168,7 +136,7 @@ def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list
     """What `watching` wrote until there were so many lines of both."""
     began = time.time()
     with watching(url, folder, **others):
-        until(lambda: min(len(lines(folder / name)) for name in (SCRAPES, HOST_SAMPLES)) >= count)
+        assert until(lambda: min(len(lines(folder / name)) for name in (SCRAPES, HOST_SAMPLES)) >= count)
     scrapes = [Scrape.model_validate_json(line) for line in lines(folder / SCRAPES)]
     host = [HostSample.model_validate_json(line) for line in lines(folder / HOST_SAMPLES)]
     times = [*(one.time for one in scrapes), *(one.time for one in host)]
@@ -182,14 +150,12 @@ def test_a_run_is_sampled(tmp_path: Path) -> None:
         scrapes, host = watched(url, tmp_path, roots={"server": lambda: [os.getpid()], "none yet": lambda: ()})
     assert [one.values for one in scrapes] == [COUNTERS] * len(scrapes)
     assert host[0].cpu_share is None
-    assert all(0 <= one.cpu_share <= 1 for one in host[1:] if one.cpu_share is not None)
-    assert None not in [one.cpu_share for one in host[1:]]
+    assert all(one.cpu_share is not None and 0 <= one.cpu_share <= 1 for one in host[1:])
     mine = host[-1].processes["server"]
     assert mine is not None
     assert mine.cpu_s > 0
     assert mine.rss_mib > 10
-    assert host[-1].processes["none yet"] is None
-    assert host[-1].gpus == []
+    assert (host[-1].processes["none yet"], host[-1].gpus) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -203,16 +169,15 @@ def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: st
 
 def test_a_server_that_is_gone_is_a_line_that_says_so(tmp_path: Path) -> None:
     with serving() as url:
-        assert scrape(url, FAMILIES).error is None
+        assert watch.scrape_metrics(url, FAMILIES).error is None
     scrapes, _ = watched(url, tmp_path)
     assert all("ConnectError" in str(one.error) for one in scrapes)
 
 
 def test_a_server_that_hangs_holds_up_neither_the_block_nor_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 0.2)
-    # It takes the connection, and never answers.
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        scrapes, _ = watched(f"http://127.0.0.1:{server.server_address[1]}/metrics", tmp_path, 2)
+    with hanging() as url:
+        scrapes, _ = watched(url, tmp_path, 2)
     assert all("ReadTimeout" in str(one.error) for one in scrapes)
 
 
@@ -220,7 +185,7 @@ def test_a_scrape_has_the_time_of_its_answer() -> None:
     """A server that was held up tells how it is when it answers, not how it was when it was asked."""
     asked_at = time.time()
     with serving(delay_s=0.5) as url:
-        assert scrape(url, FAMILIES).time >= asked_at + 0.5
+        assert watch.scrape_metrics(url, FAMILIES).time >= asked_at + 0.5
 
 
 def test_an_error_of_the_block_is_its_own_and_ends_the_thread(tmp_path: Path) -> None:
@@ -231,7 +196,7 @@ def test_an_error_of_the_block_is_its_own_and_ends_the_thread(tmp_path: Path) ->
 
 def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -> None:
     with serving() as url, watching(url, tmp_path / "not there"):
-        until(lambda: not any(thread.name == "watch" for thread in threading.enumerate()))
+        assert until(lambda: not any(thread.name == "watch" for thread in threading.enumerate()))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -246,7 +211,7 @@ def test_a_killed_run_keeps_its_lines(tmp_path: Path) -> None:
                 threading.Event().wait()
         """)
         with subprocess.Popen([sys.executable, "-c", run]) as process:
-            until(lambda: len(lines(tmp_path / SCRAPES)) >= 2)
+            assert until(lambda: len(lines(tmp_path / SCRAPES)) >= 2)
             process.send_signal(signal.SIGKILL)
     assert [Scrape.model_validate_json(line).values for line in lines(tmp_path / SCRAPES)[:2]] == [COUNTERS] * 2
 
@@ -258,8 +223,9 @@ def cpu_s(host: list[HostSample], name: str) -> list[float]:
 @pytest.mark.thorough
 def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
     command = [sys.executable, "-c", BUSY]
-    with serving() as url, guarded(command, quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
-        until(lambda: any(each.cpu_times().user > 1 for each in psutil.Process(process.guard_pid).children(recursive=True)))
+    with serving() as url, running_guarded(command, quiet_environment(), tmp_path / "log", grace_s=0.5) as process:
+        children = psutil.Process(process.guard_pid).children
+        assert until(lambda: any(each.cpu_times().user > 1 for each in children(recursive=True)))
         _, host = watched(url, tmp_path, roots={"server": process.processes})
     used_s = cpu_s(host, "server")
     # Start-up and the guard itself take less: this is the grandchild's.
@@ -288,14 +254,11 @@ PROCESSES = {
 
 def test_a_containers_server_is_its_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def text(pid: int, name: str) -> str:
-        cgroup, status = PROCESSES[pid]
-        return {"cgroup": cgroup, "status": f"Name:\tx\n{status}\n"}[name]
+        return dict(zip(("cgroup", "status"), PROCESSES[pid], strict=True))[name]
 
-    monkeypatch.setattr(watch, "_text", text)
+    monkeypatch.setattr(watch, "_read_proc", text)
     monkeypatch.setattr(psutil, "pids", lambda: list(PROCESSES))
-    assert list(first_in_container("aaaa")) == [500]
-    assert list(first_in_container("bbbb")) == [600]
-    assert list(first_in_container("cccc")) == []
+    assert [list(watch.first_in_container(name)) for name in ("aaaa", "bbbb", "cccc")] == [[500], [600], []]
 
 
 class Nvml:
@@ -334,23 +297,21 @@ IDLE = GpuSample(
     temperature_c=37,
     utilization=0.0,
 )
-LOADED = GpuSample(
-    index=1,
-    sm_mhz=1425,
-    memory_mhz=3201,
-    clock_reasons=["sw_power_cap"],
-    memory_used_mib=2265,
-    power_w=694.268,
-    temperature_c=61,
-    utilization=0.99,
-)
+AS_LOADED = {"sm_mhz": 1425, "clock_reasons": ["sw_power_cap"], "memory_used_mib": 2265, "power_w": 694.268}
+LOADED = IDLE.model_copy(update=AS_LOADED | {"temperature_c": 61, "utilization": 0.99})
+
+
+def watched_machine(folder: Path, gpus: Sequence[int]) -> list[HostSample]:
+    with watch.watching_machine(folder, {}, gpus, 0.05):
+        assert until(lambda: len(lines(folder / HOST_SAMPLES)) >= 2)
+    assert [path.name for path in folder.iterdir()] == [HOST_SAMPLES]
+    return [HostSample.model_validate_json(line) for line in lines(folder / HOST_SAMPLES)]
 
 
 @pytest.mark.parametrize(("when", "expected"), [("idle", IDLE), ("busy", LOADED)])
 def test_what_a_real_gpu_reported(when: str, expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = Nvml(monkeypatch, when)
-    with serving() as url:
-        _, host = watched(url, tmp_path, gpus=[1])
+    host = watched_machine(tmp_path, [1])
     assert [one.gpus for one in host] == [[expected]] * len(host)
     assert not nvml.is_open
 
@@ -359,9 +320,8 @@ def test_what_a_product_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytes
     unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     functions = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates")
     Nvml(monkeypatch, "idle", **dict.fromkeys(functions, unsupported))
-    with serving() as url:
-        _, host = watched(url, tmp_path, gpus=[1])
-    assert host[0].gpus == [IDLE.model_copy(update={"power_w": None, "clock_reasons": None, "utilization": None})]
+    untold = IDLE.model_copy(update={"power_w": None, "clock_reasons": None, "utilization": None})
+    assert watched_machine(tmp_path, [1])[0].gpus == [untold]
 
 
 def test_a_line_of_an_older_version_has_no_utilization() -> None:
@@ -369,21 +329,10 @@ def test_a_line_of_an_older_version_has_no_utilization() -> None:
     assert GpuSample.model_validate_json(line) == IDLE.model_copy(update={"utilization": None})
 
 
-def test_the_machine_is_watched_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(monkeypatch, "idle")
-    with watching_machine(tmp_path, {"server": lambda: [os.getpid()]}, [1], 0.05):
-        until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 2)
-    assert [path.name for path in tmp_path.iterdir()] == [HOST_SAMPLES]
-    assert HostSample.model_validate_json(lines(tmp_path / HOST_SAMPLES)[0]).gpus == [IDLE]
-
-
 def test_a_server_that_hangs_holds_up_no_sample_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 2.0)
-    with (
-        ThreadingHTTPServer(("127.0.0.1", 0), Page) as server,
-        watching(f"http://127.0.0.1:{server.server_address[1]}/metrics", tmp_path),
-    ):
-        until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 5)
+    with hanging() as url, watching(url, tmp_path):
+        assert until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 5)
         assert lines(tmp_path / SCRAPES) == []
 
 
@@ -400,21 +349,12 @@ def test_a_machine_without_nvml_says_so_of_each_gpu(tmp_path: Path, monkeypatch:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    with serving() as url:
-        _, host = watched(url, tmp_path, gpus=[0, 3])
-    assert host[0].gpus == [GpuSample(index=index, error="Driver Not Loaded") for index in (0, 3)]
+    assert watched_machine(tmp_path, [0, 3])[0].gpus == [GpuSample(index=index, error="Driver Not Loaded") for index in (0, 3)]
 
 
-@pytest.mark.parametrize(
-    ("bits", "names"),
-    [
-        (0, []),
-        (0x8 | 0x40, ["hw_slowdown", "hw_thermal_slowdown"]),
-        (0x20 | 0x4, ["sw_thermal_slowdown", "sw_power_cap"]),
-        (0x80, ["hw_power_brake_slowdown"]),
-        (0x1000, ["0x1000"]),
-    ],
-)
-def test_clock_reasons_in_words(bits: int, names: list[str]) -> None:
+def test_clock_reasons_in_words() -> None:
     """The bits as nvml.h has them."""
-    assert reason_names(bits) == names
+    assert watch.reason_names(0) == []
+    assert watch.reason_names(0x8 | 0x40) == ["hw_slowdown", "hw_thermal_slowdown"]
+    assert watch.reason_names(0x20 | 0x4) == ["sw_thermal_slowdown", "sw_power_cap"]
+    assert watch.reason_names(0x80 | 0x1000) == ["hw_power_brake_slowdown", "0x1000"]

@@ -11,12 +11,7 @@ CLIENT = Client(program="/engine/bin/vllm", python="/engine/bin/python", url="ht
 PROCESS = RunningProcess(guard_pid=1, state_file=Path("server.state"), log=Path("server.log"))
 STARTING = Starting(url=CLIENT.url, process=PROCESS, command=["vllm", "serve"], client=CLIENT, launched_at=0.0)
 SERVER = Server(
-    url=CLIENT.url,
-    served_model_name="reference",
-    process=PROCESS,
-    command=STARTING.command,
-    startup_s=1.0,
-    client=CLIENT,
+    url=CLIENT.url, served_model_name="reference", process=PROCESS, command=STARTING.command, startup_s=1.0, client=CLIENT
 )
 BENCH = Bench(client=CLIENT, process=PROCESS, letter_box="/letters")
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.openai_server import Book, serving
-from vllm_qualify.evidence import lm_eval_internals as internals
-from vllm_qualify.evidence import lm_eval_worker
-from vllm_qualify.evidence.pictures import Pictures
-from vllm_qualify.evidence.tools.questions import request_of
-from vllm_qualify.evidence.tools.scoring import text_of
+from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
+from vllm_qualify.evidence.accuracy.pictures import Pictures
+from vllm_qualify.evidence.accuracy.tools.questions import request_of
+from vllm_qualify.evidence.accuracy.tools.scoring import text_of
 
 SIZE = 4
 # One pixel.
@@ -62,22 +61,22 @@ def _at(name: str) -> Any:
     return found
 
 
-def _rows() -> list[dict[str, str]]:
-    return [{"question": f"What is {number} and 1?", "answer": str(number + 1)} for number in range(SIZE)]
+ROWS = [{"question": f"What is {number} and 1?", "answer": str(number + 1)} for number in range(SIZE)]
+REPLIES = {row["question"]: row["answer"] for row in ROWS}
 
 
 @contextmanager
 def _tasks(kind: str = "generate_until", metric: str = "exact_match") -> Iterator[tuple[internals.Found, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows()))
+        (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
         for task in ("one", "two"):
             text = TASK.format(name=task, tag="some", data=folder / "data.jsonl", kind=kind, metric=metric)
             (folder / f"{task}.yaml").write_text(text)
         (folder / "both.yaml").write_text(json.dumps(GROUP))
-        found = internals.find("both", folder)
+        found = internals.find_task("both", folder)
         assert found, "the group is not found"
-        yield found, internals.load(found, "both")
+        yield found, internals.load_tasks(found, "both")
 
 
 def _evaluate(
@@ -136,12 +135,13 @@ def membership() -> None:
     with _tasks() as (found, tasks):
         assert found.is_group
         assert (found.names, list(tasks)) == (["one", "two"], ["one", "two"])
-        assert internals._members(found.manager, "some") == (["one", "two"], True), "a tag's members"
+        assert internals._list_members(found.manager, "some") == (["one", "two"], True), "a tag's members"
         group = found.manager.load(["both"])["groups"]["both"]
         assert [(each.metric, each.aggregation, each.weight_by_size) for each in group.aggregate_metric_list] == [
             ("exact_match", "mean", True)
         ]
-        assert (internals._metrics(tasks["one"]), internals._filters(tasks["one"])) == (["exact_match"], ["none"])
+        scoring = {"metrics": ["exact_match"], "filters": ["none"], "kinds of output": ["generate_until"]}
+        assert internals.scoring_of(tasks["one"]) == scoring
 
 
 def questions() -> None:
@@ -154,8 +154,7 @@ def questions() -> None:
 
 def prompts() -> None:
     """A question has the prompt that it has when all are asked, and its reply is scored as its own."""
-    replies = {row["question"]: row["answer"] for row in _rows()}
-    with _tasks() as (found, tasks), serving(Book(replies)) as url:
+    with _tasks() as (found, tasks), serving(Book(REPLIES)) as url:
         internals.keep_prompts(tasks["one"])
         try:
             _evaluate(found, tasks, internals.model_without_server(), {"one": []})
@@ -172,20 +171,18 @@ def prompts() -> None:
 
 def records() -> None:
     """A task's configuration and version are known before its results are, in the form of the results."""
-    replies = {row["question"]: row["answer"] for row in _rows()}
-    with _tasks() as (found, tasks), serving(Book(replies)) as url:
+    with _tasks() as (found, tasks), serving(Book(REPLIES)) as url:
         results = _evaluate(found, tasks, _model(url), {"one": [0], "two": [1]})
         for name, task in tasks.items():
             assert json.loads(json.dumps(results["configs"][name], default=str)) == internals.record_of(task), "dump_config"
-            assert str(results["versions"][name]) == internals.version_of(task), "VERSION"
+            assert str(results["versions"][name]) == internals.describe_member(name, task).task_version, "VERSION"
             assert results["results"][name]["exact_match,none"] == 1.0
 
 
 def failed_calls() -> None:
-    replies = {row["question"]: row["answer"] for row in _rows()}
     counted: list[int] = []
-    question = _rows()[0]["question"]
-    with _tasks() as (found, tasks), serving(Book(replies, failing=frozenset([question]), once=True)) as url:
+    question = ROWS[0]["question"]
+    with _tasks() as (found, tasks), serving(Book(REPLIES, failing=frozenset([question]), once=True)) as url:
         model = _model(url)
         internals.count_failed(model, counted.append)
         _evaluate(found, tasks, model, {"one": [0, 1]})
@@ -203,33 +200,27 @@ def failed_calls_one_by_one() -> None:
 
 
 def seeds() -> None:
-    for kind in ("local-completions", "local-chat-completions"):
-        from lm_eval.api.registry import get_model
-
+    for is_chat in (False, True):
         with serving(Book({"a": "b"})) as url:
-            path = "chat/completions" if "chat" in kind else "completions"
-            model = get_model(kind)(
-                model="reference", base_url=f"{url}/v1/{path}", tokenizer_backend=None, tokenized_requests=False
-            )
-            internals.seed_requests(model, lambda _: 77)
-            said = [{"role": "user", "content": "a"}] if "chat" in kind else ["a"]
+            model = _model(url, is_chat=is_chat)
+            internals.change_requests(model, lambda messages: (messages, {"seed": 77}))
             try:
+                said = [{"role": "user", "content": "a"}] if is_chat else ["a"]
                 payload = model._create_payload(said, generate=True, gen_kwargs={"max_gen_toks": 3})
             except NotImplementedError as error:
-                raise AssertionError(f"{kind} has no _create_payload") from error
-        assert payload["seed"] == 77, f"{kind} makes its requests without _create_payload"
+                raise AssertionError(f"{type(model).__name__} has no _create_payload") from error
+        assert payload["seed"] == 77, f"{type(model).__name__} makes its requests without _create_payload"
 
 
 def replies() -> None:
     """Each reply is read with its own prompt, as lm-eval hashes it, and what is read of it is scored."""
-    answers = {row["question"]: row["answer"] for row in _rows()}
     read: dict[str, str | None] = {}
 
     def as_read(prompt: str, _: dict[str, Any], text: str | None) -> str | None:
         read[hashlib.sha256(prompt.encode()).hexdigest()] = text
         return f"{text} or not"
 
-    with _tasks() as (found, tasks), serving(Book(answers)) as url:
+    with _tasks() as (found, tasks), serving(Book(REPLIES)) as url:
         model = _model(url)
         internals.read_replies(model, as_read)
         results = _evaluate(found, tasks, model, {"one": [0, 1, 2]})
@@ -252,15 +243,15 @@ def tools() -> None:
         data = {"data_files": {"test": str(folder / "data.jsonl")}}
         own = {"include": str(internals.OURS / "bfcl_simple.yaml"), "task": "own", "dataset_kwargs": data}
         (folder / "own.yaml").write_text(json.dumps(own))
-        found = internals.find("own", folder)
+        found = internals.find_task("own", folder)
         assert found, "the task is not found"
-        tasks = internals.load(found, "own")
-        assert internals.calls_tools(tasks["own"]), "metadata"
+        tasks = internals.load_tasks(found, "own")
+        assert internals.says_tools(tasks["own"].get_config("metadata")), "metadata"
         model = _model(url, is_chat=True)
-        internals.send_tools(model, request_of)
+        internals.change_requests(model, request_of)
         internals.read_replies(model, lambda _, choice, text: text_of(choice, text))
         results = _evaluate(found, tasks, model, {"own": [0]}, is_chat=True)
-    assert [tool["function"]["name"] for tool in book.requests[0]["tools"]] == ["now"], "send_tools"
+    assert [tool["function"]["name"] for tool in book.requests[0]["tools"]] == ["now"], "change_requests"
     assert [sample["filtered_resps"] for sample in results["samples"]["own"]] == [["right"]], "filter_fn"
     assert results["results"]["own"]["acc,ast"] == 1.0, "process_results"
 
@@ -274,16 +265,14 @@ def pictures() -> None:
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         text = TASK.format(name="seen", tag="some", data=data, kind="generate_until", metric="exact_match")
         (Path(name) / "seen.yaml").write_text(text + "doc_to_image: [image]\n")
-        found = internals.find("seen", Path(name))
+        found = internals.find_task("seen", Path(name))
         assert found
-        (task,) = internals.load(found, "seen").values()
-        assert internals.has_pictures(task)
+        (task,) = internals.load_tasks(found, "seen").values()
         named = Pictures()
-        internals.take_pictures(task, named)
-        internals.keep_questions(task)
+        internals.keep_questions(task, named)
         internals.keep_prompts(task, named)
         model = _model(url, is_chat=True)
-        internals.send_pictures(model, named)
+        internals.change_requests(model, lambda messages: (named.put_into(messages), {}))
         results = _evaluate(found, {"seen": task}, model, {"seen": [0, 1]}, is_chat=True)
     samples = results["samples"]["seen"]
     assert [sample["exact_match"] for sample in samples] == [1.0, 1.0]
@@ -321,8 +310,7 @@ def prompts_of_likelihoods() -> None:
 def names_of_files() -> None:
     from lm_eval.loggers import EvaluationTracker
 
-    replies = {row["question"]: row["answer"] for row in _rows()}
-    with tempfile.TemporaryDirectory() as name, _tasks() as (found, tasks), serving(Book(replies)) as url:
+    with tempfile.TemporaryDirectory() as name, _tasks() as (found, tasks), serving(Book(REPLIES)) as url:
         results = _evaluate(found, tasks, _model(url), {"one": [0]})
         samples = results.pop("samples")
         tracker = EvaluationTracker(output_path=str(Path(name) / "results.json"))
@@ -349,7 +337,7 @@ def _place_of(error: Exception) -> str:
 def main(arguments: list[str]) -> None:
     import lm_eval.models.openai_completions  # noqa: F401  (imported for its own sake)
 
-    assert lm_eval_worker.GENERATES == "generate_until"
+    importlib.import_module("vllm_qualify.evidence.accuracy.lm_eval_worker")
     if arguments[:1] == ["--without"]:
         _, gone, *arguments = arguments
         owner, _, name = gone.rpartition(".")

@@ -6,42 +6,47 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lm_eval import utils
 from lm_eval.api.registry import get_model
 from scipy import stats
 
-from tests.evidence.commands import SERVER, STARTING
-from tests.fakes.openai_server import Book, serving
+from tests.builders.accuracy import (
+    CAPTURED,
+    CAPTURED_PLAN,
+    CAPTURED_STEPS,
+    NOBODY,
+    asking,
+    change_samples,
+    read_rows,
+    with_settings,
+    write_rows,
+    write_task,
+)
+from tests.fakes.openai_server import Book
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence import lm_eval_internals as internals
-from vllm_qualify.evidence.accuracy import Asking, asked_again, loading, parse_task, prepare_task, thought_without_answers
-from vllm_qualify.evidence.answers import BLOCKS, read_answers
-from vllm_qualify.evidence.lm_eval_internals import keep_templates
+from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
+from vllm_qualify.evidence.accuracy.blocks import BLOCKS
+from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
+from vllm_qualify.evidence.accuracy.measurements import describe_missing_answers, describe_retries, parse_task
+from vllm_qualify.evidence.accuracy.samples import read_answers
+from vllm_qualify.evidence.accuracy.thinking import Reply, read_replies, split_thinking
 from vllm_qualify.evidence.measurement import Measurement, interval_of_means, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
-from vllm_qualify.evidence.thinking import Reply, apart, read_replies
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.sampling import Sampling
-from vllm_qualify.recipe.workload import Accuracy
 
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
-
-CAPTURED = Path(__file__).parent / "captured" / "accuracy" / "gsm8k"
-PLAN = TaskPlan(
-    settings=Accuracy(num_questions=8, num_fewshot=1, max_gen_toks=48), num_concurrent=4, repetitions=2, sequential=True
-)
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 OF_ANSWERS = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
 LEVELS = Levels()
-STEPS = ("r1-b1", "r1-b2", "r1-b3", "r1-b4", "r2-b1")
+# Of the captured answers: the looks are after 2, 4, 6 and all 8 questions. Fewer cuts or tokens are better.
+AT_THE_LAST = sides("lower", LEVELS, [2, 4, 6, 8], 3)
 
 
 @pytest.fixture
@@ -49,29 +54,25 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
 
 
-def by_filter(folder: Path, plan: TaskPlan = PLAN) -> dict[str, Measurement]:
+def by_filter(folder: Path, plan: TaskPlan = CAPTURED_PLAN) -> dict[str, Measurement]:
     """The scores by their filters, and what has no filter by its name."""
     rows = {each.filter or each.metric: each for each in parse_task(folder, plan, LEVELS)}
     assert all(each.task == "gsm8k" for each in rows.values())
     return rows
 
 
-def empty_replies(folder: Path, step: str, questions: set[int]) -> None:
+def why_invalid(row: Measurement) -> str:
+    assert row.value is None
+    return row.invalid_because or ""
+
+
+def change_reply(folder: Path, step: str, question: int, text: str) -> None:
     """Scores and all else stay as they are."""
-    path = next((folder / step).glob("samples_*"))
-    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-    for row in rows:
-        if row["doc_id"] in questions:
-            row["resps"] = [[""]]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def allowing(share: float) -> TaskPlan:
-    return PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"max_unanswered": share})})
+    change_samples(folder, lambda rows: [row.update(resps=[[text]]) for row in rows if row["doc_id"] == question], step)
 
 
 def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -> None:
-    rows = parse_task(CAPTURED, PLAN, LEVELS)
+    rows = parse_task(CAPTURED, CAPTURED_PLAN, LEVELS)
     assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in rows] == [
         ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
         ("exact_match", "gsm8k", FLEXIBLE, 3 / 8, "fraction", 8),
@@ -83,23 +84,26 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -
     ]
 
 
+def traced_lines(folder: Path, measurement: Measurement) -> list[str]:
+    """The line of each trace."""
+    places = [trace.rpartition(":") for trace in measurement.traced_to]
+    assert places
+    return [(folder.parents[1] / path).read_text().split("\n")[int(number) - 1] for path, _, number in places]
+
+
 def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
-    evidence = folder.parent.parent
-    for measurement, message in zip(
-        parse_task(folder, PLAN, LEVELS)[:3],
-        ("exact_match,strict-match", "exact_match,flexible-extract", "length"),
-        strict=True,
-    ):
-        assert [trace.split("/")[:3] for trace in measurement.traced_to] == [["accuracy", "gsm8k", step] for step in STEPS]
-        for trace in measurement.traced_to:
-            path, _, number = trace.rpartition(":")
-            assert f'"{message}"' in (evidence / path).read_text().split("\n")[int(number) - 1]
+    messages = ("exact_match,strict-match", "exact_match,flexible-extract", "length")
+    for measurement, message in zip(parse_task(folder, CAPTURED_PLAN, LEVELS)[:3], messages, strict=True):
+        steps = [["accuracy", "gsm8k", step] for step in CAPTURED_STEPS]
+        assert [trace.split("/")[:3] for trace in measurement.traced_to] == steps
+        assert all(f'"{message}"' in line for line in traced_lines(folder, measurement))
 
 
 def test_the_interval_is_of_the_look(folder: Path) -> None:
-    """The looks are after 2, 4, 6 and all 8 questions; further repetitions are of the last."""
-    at = sides("higher", LEVELS, [2, 4, 6, 8], 3)
-    assert by_filter(folder)[FLEXIBLE].interval == share_interval(3, 8, at)
+    """The looks are after 2, 4, 6 and all 8 questions; further repetitions are of the last. Of cuts the bad side is above."""
+    rows = by_filter(folder)
+    assert rows[FLEXIBLE].interval == share_interval(3, 8, sides("higher", LEVELS, [2, 4, 6, 8], 3))
+    assert rows["truncated_answers"].interval == share_interval(8 / 10 * 8, 8, AT_THE_LAST)
     for step in ("r2-b1", "r1-b4", "r1-b3"):
         shutil.rmtree(folder / step)
     row = by_filter(folder)[FLEXIBLE]
@@ -107,14 +111,9 @@ def test_the_interval_is_of_the_look(folder: Path) -> None:
     assert row.interval == share_interval(2, 4, sides("higher", LEVELS, [2, 4, 6, 8], 1))
 
 
-def test_of_cut_answers_the_bad_side_is_above() -> None:
-    at = sides("lower", LEVELS, [2, 4, 6, 8], 3)
-    assert by_filter(CAPTURED)["truncated_answers"].interval == share_interval(8 / 10 * 8, 8, at)
-
-
 def test_a_single_look_has_the_levels_themselves() -> None:
     assert sides("higher", LEVELS, [8], 0) == pytest.approx(Sides(LEVELS.false_pass, LEVELS.false_fail), rel=1e-9)
-    assert stats.norm.isf(LEVELS.false_pass) == pytest.approx(1.7506861, abs=1e-6)
+    assert stats.norm.isf(LEVELS.false_pass) == pytest.approx(1.8807936, abs=1e-6)
 
 
 def test_a_question_counts_with_the_mean_of_its_answers(folder: Path) -> None:
@@ -128,37 +127,31 @@ def test_a_question_counts_with_the_mean_of_its_answers(folder: Path) -> None:
     assert rows[FLEXIBLE].value == 2.5 / 8
 
 
-def test_empty_replies_are_wrong_answers(folder: Path) -> None:
+def test_empty_replies_are_wrong_answers_and_too_many_are_invalid(folder: Path) -> None:
     """None of the two was right. An empty one was, of question 10."""
-    empty_replies(folder, "r1-b1", {9})
-    empty_replies(folder, "r1-b4", {3})
-    rows = by_filter(folder, allowing(0.2))
-    assert (rows[STRICT].value, rows[STRICT].sample_count) == (1 / 8, 8)
-
-
-def test_too_many_empty_replies_are_invalid(folder: Path) -> None:
-    empty_replies(folder, "r1-b1", {9})
-    empty_replies(folder, "r1-b4", {3})
-    for plan in (PLAN, allowing(0.19)):
+    change_reply(folder, "r1-b1", 9, "")
+    change_reply(folder, "r1-b4", 3, "")
+    row = by_filter(folder, with_settings(CAPTURED_PLAN, max_unanswered=0.2))[STRICT]
+    assert (row.value, row.sample_count) == (1 / 8, 8)
+    for plan in (CAPTURED_PLAN, with_settings(CAPTURED_PLAN, max_unanswered=0.19)):
         rows = by_filter(folder, plan)
         assert set(rows) == {STRICT, FLEXIBLE, *OF_ANSWERS}
-        for each in rows.values():
-            assert each.value is None
-            assert "2 of 10 replies are empty" in (each.invalid_because or "")
+        assert all("2 of 10 replies are empty" in why_invalid(each) for each in rows.values())
 
 
 def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
-    for step in STEPS:
-        empty_replies(folder, step, set(range(12)))
-    assert all(each.value is None for each in by_filter(folder, allowing(1.0)).values())
+    for step in CAPTURED_STEPS:
+        for question in range(12):
+            change_reply(folder, step, question, "")
+    assert all(each.value is None for each in by_filter(folder, with_settings(CAPTURED_PLAN, max_unanswered=1.0)).values())
 
 
 def change_rows(folder: Path, name: str, **fields: object) -> None:
     """The same fields of each answer, by one filter, in all steps; lm-eval's own score of each step follows."""
     for path in folder.glob("*/samples_*"):
-        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
+        rows = read_rows(path)
         changed = [row | fields if row["filter"] == name else row for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in changed))
+        write_rows(path, changed)
         scores = [row["exact_match"] for row in changed if row["filter"] == name]
         results = next(path.parent.glob("results_*"))
         document = json.loads(results.read_text())
@@ -168,26 +161,25 @@ def change_rows(folder: Path, name: str, **fields: object) -> None:
 
 def test_right_answers_that_no_filter_found_are_no_result(folder: Path) -> None:
     change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=1.0)
-    rows = parse_task(folder, PLAN, LEVELS)
-    assert {each.value for each in rows} == {None}
-    assert "is right, and strict-match found no answer in its reply" in (rows[0].invalid_because or "")
+    for row in parse_task(folder, CAPTURED_PLAN, LEVELS):
+        assert "is right, and strict-match found no answer in its reply" in why_invalid(row)
 
 
 def test_a_filter_that_found_no_answer_at_all_is_invalid_and_not_a_score_of_0(folder: Path) -> None:
-    before = by_filter(folder)
+    before = {name: row.value for name, row in by_filter(folder).items()}
     change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=0.0)
     rows = by_filter(folder)
-    assert (rows[STRICT].value, rows[STRICT].sample_count) == (None, 8)
-    assert "the filter strict-match found an answer in none of the 10 replies" in (rows[STRICT].invalid_because or "")
-    assert {name: row.value for name, row in rows.items()} == {name: row.value for name, row in before.items()} | {STRICT: None}
+    assert "the filter strict-match found an answer in none of the 10 replies" in why_invalid(rows[STRICT])
+    assert rows[STRICT].sample_count == 8
+    assert {name: row.value for name, row in rows.items()} == before | {STRICT: None}
 
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_server_that_was_started_anew_between_two_blocks_measured_nothing(folder: Path, is_told: bool) -> None:
     """Its page tells when it began; of an older one a count that is less than at the first tells it."""
-    for step in STEPS:
+    for step in CAPTURED_STEPS:
         for name in ("metrics-before.txt", "metrics-after.txt"):
-            page, is_later = folder / step / name, step in STEPS[2:]
+            page, is_later = folder / step / name, step in CAPTURED_STEPS[2:]
             began = f"process_start_time_seconds {1.79582917621e9 + 60 * is_later}\n" if is_told else ""
             text = page.read_text() if is_told or not is_later else re.sub(r"(_total\{.*\}) \S+", r"\1 0.0", page.read_text())
             page.write_text(text + began)
@@ -203,21 +195,15 @@ def test_wrong_answers_that_were_found_are_a_score_of_0(folder: Path) -> None:
     assert by_filter(folder)[STRICT].value == 0.0
 
 
-@pytest.mark.parametrize("gone", ["r1-b1", "r1-b1/results_*", "r1-b1/samples_*", "task.json", "r*-b*"])
+@pytest.mark.parametrize("gone", [".", "r1-b1", "r1-b1/results_*", "r1-b1/samples_*", "task.json", "r*-b*"])
 def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
-    for path in folder.glob(gone):
+    for path in [folder] if gone == "." else folder.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    rows = parse_task(folder, PLAN, LEVELS)
-    assert [(each.metric, each.task, each.filter, each.value) for each in rows] == [
-        ("exact_match", "gsm8k", None, None),
-        *((metric, "gsm8k", None, None) for metric in OF_ANSWERS),
+    rows = parse_task(folder, CAPTURED_PLAN, LEVELS)
+    assert [(each.metric, each.task, each.filter) for each in rows] == [
+        (metric, "gsm8k", None) for metric in ("exact_match", *OF_ANSWERS)
     ]
-    for each in rows:
-        assert "lm-eval left no usable result" in (each.invalid_because or "")
-
-
-def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
-    assert [each.value for each in parse_task(tmp_path / "accuracy" / "gsm8k", PLAN, LEVELS)] == [None] * 5
+    assert all("lm-eval left no usable result" in why_invalid(each) for each in rows)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -234,65 +220,56 @@ def test_a_folder_that_is_not_there_is_invalid(tmp_path: Path) -> None:
 def test_without_its_counts_nobody_knows_how_many_answers_were_cut(
     folder: Path, when: str, pattern: str, instead: str, message: str
 ) -> None:
-    path = folder / "r1-b2" / f"metrics-{when}.txt"
-    path.write_text(re.sub(pattern, instead, path.read_text()))
+    change_page(folder, when, pattern, instead)
     rows = by_filter(folder)
-    assert rows["truncated_answers"].value is None
-    assert message in (rows["truncated_answers"].invalid_because or "")
+    assert message in why_invalid(rows["truncated_answers"])
     assert rows[STRICT].value == 1 / 8
 
 
-def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
+def change_page(folder: Path, when: str, pattern: str, instead: str) -> None:
+    path = folder / "r1-b2" / f"metrics-{when}.txt"
+    path.write_text(re.sub(pattern, instead, path.read_text()))
+
+
+def test_fewer_counts_than_answers_or_endless_ones_are_none(folder: Path) -> None:
+    """8 of 10 answers were cut. Of infinitely many that would be none."""
+    change_page(folder, "after", r'(finished_reason="stop".*}) .*', r"\1 +Inf")
+    assert "counts inf answers" in why_invalid(by_filter(folder)["truncated_answers"])
     shutil.copy(folder / "r1-b2" / "metrics-before.txt", folder / "r1-b2" / "metrics-after.txt")
-    assert "the server counts 0 answers to the 2 questions of r1-b2" in (
-        by_filter(folder)["truncated_answers"].invalid_because or ""
-    )
+    message = "the server counts 0 answers to the 2 questions of r1-b2"
+    assert message in why_invalid(by_filter(folder)["truncated_answers"])
 
 
 def test_a_task_of_likelihoods_has_no_answers_to_cut(folder: Path) -> None:
     for path in folder.glob("r*-b*/results_*"):
         path.write_text(path.read_text().replace('"output_type": "generate_until"', '"output_type": "multiple_choice"'))
     rows = by_filter(folder)
-    assert "compares likelihoods" in (rows["truncated_answers"].invalid_because or "")
+    assert all("compares likelihoods" in why_invalid(rows[metric]) for metric in OF_ANSWERS)
     assert rows[STRICT].value == 1 / 8
-    assert {answer.length for answer in read_answers(folder, PLAN).answers} == {None}
-
-    for metric in ("output_tok_per_answer", "looping_answers", "other_script_answers"):
-        assert "compares likelihoods" in (rows[metric].invalid_because or "")
-
-
-def reply(folder: Path, step: str, question: int, text: str) -> None:
-    path = next((folder / step).glob("samples_*"))
-    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-    rows = [row | {"resps": [[text]]} if row["doc_id"] == question else row for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert {answer.length for answer in read_answers(folder, CAPTURED_PLAN).answers} == {None}
 
 
 def test_faults_of_texts_are_shares_of_the_questions(folder: Path) -> None:
     """Of 8 questions: 9 loops, and of those asked twice 11 loops once, and 3 is answered in Russian once."""
-    reply(folder, "r1-b1", 9, "Finn finds 27 books. " * 40)
-    reply(folder, "r1-b4", 3, "\u041e\u0442\u0432\u0435\u0442 4")
-    reply(folder, "r2-b1", 11, "4" * 300)
+    change_reply(folder, "r1-b1", 9, "Finn finds 27 books. " * 40)
+    change_reply(folder, "r1-b4", 3, "\u041e\u0442\u0432\u0435\u0442 4")
+    change_reply(folder, "r2-b1", 11, "4" * 300)
     rows = by_filter(folder)
-    looping, other = rows["looping_answers"], rows["other_script_answers"]
-    assert (looping.value, other.value) == (1.5 / 8, 0.5 / 8)
-    at = sides("lower", LEVELS, [2, 4, 6, 8], 3)
-    assert looping.interval == share_interval(1.5, 8, at)
-    for trace in looping.traced_to:
-        assert (folder.parents[1] / trace).is_file()
-    assert rows[STRICT].value == 1 / 8
+    looping = rows["looping_answers"]
+    assert (looping.value, rows["other_script_answers"].value, rows[STRICT].value) == (1.5 / 8, 0.5 / 8, 1 / 8)
+    assert looping.interval == share_interval(1.5, 8, AT_THE_LAST)
+    assert all((folder.parents[1] / trace).is_file() for trace in looping.traced_to)
 
 
 def test_thinking_that_loops_is_a_loop_whatever_the_answer_is(folder: Path) -> None:
     """Of 8 questions one, in its only answer; the file of thoughts is as the worker writes it."""
-    path = next((folder / "r1-b1").glob("samples_*"))
-    row = next(row for line in path.read_text().split("\n") if line and (row := json.loads(line))["doc_id"] == 9)
+    row = next(row for row in step_rows(folder) if row["doc_id"] == 9)
     kept = {"prompt_hash": row["prompt_hash"], "finish_reason": "length", "thinking": "Wait. " * 99, "is_empty": False}
     replies = folder / "r1-b1" / "replies.jsonl"
     replies.write_text(json.dumps(kept) + "\n")
     assert by_filter(folder)["looping_answers"].value == 1 / 8
     replies.write_text("{")
-    assert "no usable result" in (by_filter(folder)["looping_answers"].invalid_because or "")
+    assert "no usable result" in why_invalid(by_filter(folder)["looping_answers"])
 
 
 def count_tokens(folder: Path, tokens: dict[str, list[int]]) -> None:
@@ -325,14 +302,10 @@ def test_tokens_of_answers_are_the_servers_own(folder: Path) -> None:
     count_tokens(folder, TOKENS)
     row = by_filter(folder)["output_tok_per_answer"]
     assert (row.value, row.unit, row.sample_count) == (30.0, "tok", 8)
-    below, above = (-stats.norm.ppf(alpha) * math.sqrt(320 / 8) for alpha in sides("lower", LEVELS, [2, 4, 6, 8], 3))
+    below, above = (-stats.norm.ppf(alpha) * math.sqrt(320 / 8) for alpha in AT_THE_LAST)
     assert row.interval
-    assert row.interval.lower == pytest.approx(30 - below)
-    assert row.interval.upper == pytest.approx(30 + above)
-    evidence = folder.parent.parent
-    for trace in row.traced_to:
-        path, _, number = trace.rpartition(":")
-        assert "vllm:request_generation_tokens_" in (evidence / path).read_text().split("\n")[int(number) - 1]
+    assert (row.interval.lower, row.interval.upper) == pytest.approx((30 - below, 30 + above))
+    assert all("vllm:request_generation_tokens_" in line for line in traced_lines(folder, row))
 
 
 def test_a_reply_longer_than_all_buckets_counts_up_to_the_next_one(folder: Path) -> None:
@@ -341,7 +314,7 @@ def test_a_reply_longer_than_all_buckets_counts_up_to_the_next_one(folder: Path)
     row = by_filter(folder)["output_tok_per_answer"]
     assert row.value == 400.0
     assert row.interval
-    below = -stats.norm.ppf(sides("lower", LEVELS, [2, 4, 6, 8], 3).below)
+    below = -stats.norm.ppf(AT_THE_LAST.below)
     # all at 200 and 500: a third and two thirds
     assert row.interval.lower == pytest.approx(400 - below * math.sqrt((200**2 / 3 + 2 * 500**2 / 3 - 400**2) / 8))
 
@@ -364,12 +337,10 @@ def test_a_reply_longer_than_all_buckets_counts_up_to_the_next_one(folder: Path)
 )
 def test_counts_of_tokens_that_lie_are_invalid(folder: Path, when: str, pattern: str, instead: str, message: str) -> None:
     count_tokens(folder, TOKENS)
-    path = folder / "r1-b2" / f"metrics-{when}.txt"
-    path.write_text(re.sub(pattern, instead, path.read_text()))
-    row = by_filter(folder)["output_tok_per_answer"]
-    assert row.value is None
-    assert re.search(message, row.invalid_because or ""), row.invalid_because
-    assert by_filter(folder)[STRICT].value == 1 / 8
+    change_page(folder, when, pattern, instead)
+    rows = by_filter(folder)
+    assert re.search(message, why_invalid(rows["output_tok_per_answer"]))
+    assert rows[STRICT].value == 1 / 8
 
 
 def test_tokens_without_a_bucket_that_ends_are_invalid(folder: Path) -> None:
@@ -378,29 +349,22 @@ def test_tokens_without_a_bucket_that_ends_are_invalid(folder: Path) -> None:
     for path in folder.glob("r*-b*/metrics-*.txt"):
         path.write_text(re.sub(r'vllm:request_generation_tokens_bucket{.*le="[\d.]+"}.*\n', "", path.read_text()))
     row = by_filter(folder)["output_tok_per_answer"]
-    assert (row.value, row.interval) == (None, None)
-    assert "no bucket that ends" in (row.invalid_because or "")
-
-
-def test_a_count_of_answers_without_end_is_invalid(folder: Path) -> None:
-    """8 of 10 answers were cut. Of infinitely many that would be none."""
-    path = folder / "r1-b2" / "metrics-after.txt"
-    path.write_text(re.sub(r'(finished_reason="stop".*}) .*', r"\1 +Inf", path.read_text()))
-    assert "counts inf answers" in (by_filter(folder)["truncated_answers"].invalid_because or "")
+    assert row.interval is None
+    assert "no bucket that ends" in why_invalid(row)
 
 
 # From here on with the real lm-eval.
 
 QUESTIONS = {f"How many are {number} and 1?": f" They are {number + 1}.\n#### {number + 1}" for number in range(12)}
+ROWS = [{"question": question, "answer": answer.strip()} for question, answer in QUESTIONS.items()]
 ALL = frozenset(QUESTIONS)
 SOME = frozenset(list(QUESTIONS)[:2])
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> tuple[Path, Path]:
-    lines = [json.dumps({"question": question, "answer": answer.strip()}) + "\n" for question, answer in QUESTIONS.items()]
     for name in ("test", "shots"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        write_rows(tmp_path / f"{name}.jsonl", ROWS)
     return tmp_path / "test.jsonl", tmp_path / "shots.jsonl"
 
 
@@ -409,22 +373,31 @@ def plan_of(data: tuple[Path, Path] | None, **changed: Any) -> TaskPlan:
     return TaskPlan(settings=settings, num_concurrent=4, repetitions=2, sequential=True, questions=data)
 
 
-@contextmanager
-def asked(
-    book: Book, plan: TaskPlan, folder: Path, progress_calls: list[tuple[int, int]] | None = None, start: int = 1
-) -> Iterator[Asking]:
-    with serving(book) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder.parent / "lm-eval") as lm_eval:
-            yield prepare_task(
-                server, lm_eval, folder, lambda *now: progress_calls.append(now) if progress_calls is not None else None, start
-            )
+Asked = tuple[Path, TaskPlan]
+Ask = Callable[..., Asked]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, data: tuple[Path, Path]) -> Ask:
+    """Asks the first steps of the task. A step has a block of the questions, or all of them if the task is not `sequential`."""
+
+    def ask_steps(
+        book: Book, most: int = 1, *, start: int = 1, at_once: int = 4, sequential: bool = True, **settings: Any
+    ) -> Asked:
+        shutil.rmtree(tmp_path / "accuracy", ignore_errors=True)
+        update = {"num_concurrent": at_once, "sequential": sequential}
+        folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data, **settings).model_copy(update=update)
+        with asking(book, plan, folder, start=start) as run:
+            for step in run.steps[:most]:
+                run.ask(step)
+        return folder, plan
+
+    return ask_steps
 
 
 def test_prompts_are_made_before_the_server_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
     """The first block is then asked at once."""
-    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
-    with loading(nobody, "reference", plan_of(data), tmp_path / "lm-eval") as lm_eval:
+    with running_lm_eval(NOBODY, "reference", plan_of(data), tmp_path / "lm-eval") as lm_eval:
         deadline = time.monotonic() + 120
         while "12/12" not in lm_eval.process.log.read_text():
             lm_eval.check()
@@ -443,7 +416,7 @@ def test_requests_that_fail_once_are_asked_again_and_counted(
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data).model_copy(update={"num_concurrent": at_once})
     folder.mkdir(parents=True)
     (folder / "left of an earlier try").touch()
-    with asked(book, plan, folder, progress_calls) as run:
+    with asking(book, plan, folder, lambda *now: progress_calls.append(now)) as run:
         assert [step.folder for step in run.steps] == [f"r{one}-b{two}" for one in (1, 2) for two in range(1, BLOCKS + 1)]
         for step in run.steps[:BLOCKS]:
             run.ask(step)
@@ -451,27 +424,21 @@ def test_requests_that_fail_once_are_asked_again_and_counted(
     # One after another, lm-eval shows its progress now and then.
     assert progress_calls[-1] == (3, 3) or (at_once == 1 and progress_calls[-1][1] == 3)
     assert sum(book.asked.values()) == 16
-    assert asked_again(folder, plan).startswith("4 requests failed, and lm-eval asked again: it tries each 3 times")
+    assert describe_retries(folder, plan).startswith("4 requests failed, and lm-eval asked again: it tries each 3 times")
     assert {path.name for path in folder.iterdir()} >= {"task.json", "r1-b1"}
     assert not (folder / "left of an earlier try").exists()
-    assert "shhhhhhhh" not in " ".join(run._run.lm_eval.command)
+    assert "shhhhhhhh" not in " ".join(run.lm_eval.command)
     assert not any(b"shhhhhhhh" in path.read_bytes() for path in folder.parent.rglob("*") if path.is_file())
 
 
-def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_a_wrong_answer(
-    tmp_path: Path, data: tuple[Path, Path]
-) -> None:
+def test_chat_sends_the_examples_as_turns_and_an_absent_reply_is_a_wrong_answer(ask: Ask) -> None:
     book = Book(QUESTIONS, absent=frozenset(list(QUESTIONS)[:1]), empty=frozenset(list(QUESTIONS)[1:2]))
-    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data, api="chat", max_unanswered=0.2)
-    with asked(book, plan, folder) as run:
-        for step in run.steps[:BLOCKS]:
-            run.ask(step)
-    assert {tuple(turn["role"] for turn in prompt) for prompt in book.prompts} == {
-        ("user", "assistant", "user", "assistant", "user")
-    }
-    rows = by_filter(folder, plan)
-    assert rows[STRICT].value == pytest.approx(10 / 12)
-    assert rows[STRICT].sample_count == 12
+    folder, plan = ask(book, BLOCKS, api="chat", max_unanswered=0.2)
+    turns = ("user", "assistant", "user", "assistant", "user")
+    assert {tuple(turn["role"] for turn in prompt) for prompt in book.prompts} == {turns}
+    row = by_filter(folder, plan)[STRICT]
+    assert row.value == pytest.approx(10 / 12)
+    assert row.sample_count == 12
     assert {answer.question for answer in read_answers(folder, plan).answers if answer.unanswered} == {0, 1}
 
 
@@ -479,73 +446,48 @@ GREEDY_KEYS = {"messages", "model", "max_tokens", "temperature", "stop", "seed"}
 THINKING = {"enable_thinking": True, "thinking_budget": 64}
 
 
-def test_an_answer_is_asked_greedily_and_with_one_seed_unless_the_recipe_says_so(
-    tmp_path: Path, data: tuple[Path, Path]
-) -> None:
+def test_an_answer_is_asked_greedily_and_with_one_seed_unless_the_recipe_says_so(ask: Ask) -> None:
     """What every earlier version sent: old evidence can still be compared."""
     book = Book(QUESTIONS)
-    with asked(book, plan_of(data, api="chat"), tmp_path / "accuracy" / "gsm8k") as run:
-        run.ask(run.steps[0])
+    ask(book, api="chat")
     assert {frozenset(request) for request in book.requests} == {frozenset(GREEDY_KEYS)}
     assert {(request["temperature"], request["seed"], request["max_tokens"]) for request in book.requests} == {(0, 1234, 256)}
 
 
 @pytest.mark.parametrize("at_once", [4, 1])
-def test_what_the_recipe_says_of_asking_arrives_at_the_server(at_once: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_what_the_recipe_says_of_asking_arrives_at_the_server(at_once: int, ask: Ask) -> None:
     """With the lm-eval that is installed: it has no documented contract for what its arguments become in a request."""
-    book = Book(QUESTIONS)
-    settings: dict[str, Any] = {
-        "api": "chat",
-        "max_gen_toks": 999,
-        "sampling": Sampling(temperature=0.6, top_p=0.95, top_k=20, min_p=0.0, presence_penalty=1.5),
-        "system_prompt": "Be brief.",
-        "chat_template_kwargs": THINKING,
-        "reasoning_effort": "low",
-    }
-    plan = plan_of(data, **settings).model_copy(update={"num_concurrent": at_once})
-    folder = tmp_path / "accuracy" / "gsm8k"
-    with asked(book, plan, folder) as run:
-        for step in run.steps[:BLOCKS]:
-            run.ask(step)
-    assert {frozenset(request) for request in book.requests} == {
-        frozenset({*GREEDY_KEYS, "top_p", "top_k", "min_p", "presence_penalty", "chat_template_kwargs", "reasoning_effort"})
-    }
+    book, numbers = Book(QUESTIONS), {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "presence_penalty": 1.5}
+    of_template: dict[str, Any] = {"chat_template_kwargs": THINKING, "reasoning_effort": "low"}
+    settings = {"max_gen_toks": 999, "sampling": Sampling(**numbers), "system_prompt": "Be brief."} | of_template
+    folder, plan = ask(book, BLOCKS, at_once=at_once, api="chat", **settings)
+    sent = numbers | of_template | {"max_tokens": 999, "stop": ["Question:", "</s>", "<|im_end|>"]}
     for request in book.requests:
-        assert (request["temperature"], request["top_p"], request["top_k"], request["presence_penalty"]) == (0.6, 0.95, 20, 1.5)
-        assert (request["chat_template_kwargs"], request["reasoning_effort"]) == (THINKING, "low")
-        assert request["max_tokens"] == 999
+        assert set(request) == GREEDY_KEYS | set(sent)
+        assert {name: request[name] for name in sent} == sent
         assert request["messages"][0] == {"role": "system", "content": "Be brief."}
-        assert request["stop"] == ["Question:", "</s>", "<|im_end|>"]
     assert by_filter(folder, plan)[STRICT].value == 1.0
     # A host that asked otherwise than it planned is found out by lm-eval's own file.
-    warmth = settings["sampling"].model_copy(update={"temperature": 0.7})
-    warmer = plan.settings.model_copy(update={"sampling": warmth})
-    assert "temperature was 0.6 in r1-b1, and 0.7 is planned" in (
-        parse_task(folder, plan.model_copy(update={"settings": warmer}), LEVELS)[0].invalid_because or ""
-    )
+    warmth = plan.settings.sampling.model_copy(update={"temperature": 0.7})  # type: ignore[union-attr]  # it has one
+    warmer = with_settings(plan, sampling=warmth)
+    assert "temperature was 0.6 in r1-b1, and 0.7 is planned" in why_invalid(parse_task(folder, warmer, LEVELS)[0])
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 @pytest.mark.parametrize("stop", [[], ["END", "Q:"]])
-def test_a_reply_ends_at_the_recipes_own_texts(api: str, stop: list[str], tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_a_reply_ends_at_the_recipes_own_texts(api: str, stop: list[str], ask: Ask) -> None:
     book = Book(QUESTIONS)
-    with asked(book, plan_of(data, api=api, stop=stop), tmp_path / "accuracy" / "gsm8k") as run:
-        run.ask(run.steps[0])
+    ask(book, api=api, stop=stop)
     assert [request["stop"] for request in book.requests] == [stop] * len(book.requests)
     assert book.requests
 
 
-def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again(
-    tmp_path: Path, data: tuple[Path, Path]
-) -> None:
+def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again(ask: Ask) -> None:
     """vLLM gives the same answer to the same prompt with the same seed."""
     seeds: list[list[int]] = []
-    plan = plan_of(data, sampling=Sampling(temperature=1), num_questions=4).model_copy(update={"sequential": False})
-    for name, start in (("one", 1), ("again", 1), ("second start", 2)):
-        book, folder = Book(QUESTIONS), tmp_path / name / "accuracy" / "gsm8k"
-        with asked(book, plan, folder, start=start) as run:
-            for step in run.steps:
-                run.ask(step)
+    for start in (1, 1, 2):
+        book = Book(QUESTIONS)
+        ask(book, 2, start=start, sequential=False, sampling=Sampling(temperature=1), num_questions=4)
         seeds.append(sorted(request["seed"] for request in book.requests))
         assert len(set(seeds[-1])) == 8
         assert all(0 <= seed < 2**31 for seed in seeds[-1])
@@ -558,7 +500,7 @@ def test_a_sampled_question_counts_with_the_mean_of_its_samples(tmp_path: Path, 
     settings = plan_of(data, sampling=Sampling(temperature=1), samples_per_question=3).settings
     plan = plan_of(data).model_copy(update={"settings": settings, "repetitions": 3})
     folder = tmp_path / "accuracy" / "gsm8k"
-    with asked(book, plan, folder) as run:
+    with asking(book, plan, folder) as run:
         for step in run.steps[: 2 * BLOCKS]:
             run.ask(step)
         row = by_filter(folder, plan)[STRICT]
@@ -582,12 +524,11 @@ def test_a_sampled_question_counts_with_the_mean_of_its_samples(tmp_path: Path, 
 @pytest.mark.parametrize("repetitions", [1, 2])
 def test_a_plan_cannot_ask_for_fewer_samples_than_its_recipe(repetitions: int) -> None:
     """A plan from another machine is held against the recipe by its tasks' settings, and has this number beside them."""
-    warm = {"sampling": Sampling(temperature=1), "samples_per_question": 3}
-    claimed = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update=warm), "repetitions": repetitions})
-    assert claimed.least_repetitions == 3
+    claimed = with_settings(CAPTURED_PLAN, sampling=Sampling(temperature=1), samples_per_question=3)
+    assert claimed.model_copy(update={"repetitions": repetitions}).least_repetitions == 3
 
 
-AT = Sides(0.04, 0.05)
+AT = Sides(0.03, 0.05)
 
 
 def test_samples_of_questions_that_are_always_or_never_right_are_worth_no_more_than_one_each() -> None:
@@ -610,91 +551,72 @@ def test_the_interval_over_samples_errs_as_often_as_it_says(count: int, samples:
     rng, truth = np.random.default_rng(7), right / (right + wrong)
     means = rng.binomial(samples, rng.beta(right, wrong, (2000, count))) / samples
     intervals = [interval_of_means(row, count * samples, AT) for row in means.tolist()]
-    assert np.mean([interval.lower > truth for interval in intervals]) < 0.04 + 0.013
+    assert np.mean([interval.lower > truth for interval in intervals]) < 0.03 + 0.013
     assert np.mean([interval.upper < truth for interval in intervals]) < 0.05 + 0.015
 
 
-def replies_of(folder: Path, step: str = "r1-b1") -> dict[str, Reply]:
-    """The kept replies of a step by their question."""
-    rows = [json.loads(line) for path in (folder / step).glob("samples_*") for line in path.read_text().splitlines()]
-    question_of = {row["prompt_hash"]: row["doc"]["question"] for row in rows}
-    return {question_of[reply.prompt_hash]: reply for reply in read_replies(folder / step)}
+def step_rows(folder: Path, step: str = "r1-b1") -> list[dict[str, Any]]:
+    return [row for path in (folder / step).glob("samples_*") for row in read_rows(path)]
+
+
+def replies_of(folder: Path) -> dict[str, Reply]:
+    """The kept replies of the first step by their question."""
+    question_of = {row["prompt_hash"]: row["doc"]["question"] for row in step_rows(folder)}
+    return {question_of[reply.prompt_hash]: reply for reply in read_replies(folder / "r1-b1")}
 
 
 @pytest.mark.parametrize("at_once", [4, 1])
-def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(
-    at_once: int, tmp_path: Path, data: tuple[Path, Path]
-) -> None:
+def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(at_once: int, ask: Ask) -> None:
     thoughts = {question: f"Is it {number}? #### 99" for number, question in enumerate(QUESTIONS)}
-    book = Book(QUESTIONS, thinking=thoughts)
-    plan = plan_of(data, api="chat").model_copy(update={"sequential": False, "num_concurrent": at_once})
-    folder = tmp_path / "accuracy" / "gsm8k"
-    with asked(book, plan, folder) as run:
-        run.ask(run.steps[0])
+    folder, plan = ask(Book(QUESTIONS, thinking=thoughts), at_once=at_once, sequential=False, api="chat")
     assert {question: reply.thinking for question, reply in replies_of(folder).items()} == thoughts
-    assert by_filter(folder, plan)[STRICT].value == 1.0
-    assert by_filter(folder, plan)["looping_answers"].value == 0.0
-    assert thought_without_answers(folder, plan) == ""
+    rows = by_filter(folder, plan)
+    assert (rows[STRICT].value, rows["looping_answers"].value) == (1.0, 0.0)
+    assert describe_missing_answers(folder, plan) == ""
     replies = folder / "r1-b1" / "replies.jsonl"
     replies.write_text("".join(replies.read_text().splitlines(keepends=True)[2:]))
     rows = by_filter(folder, plan)
-    assert "2 answers have no reply in replies.jsonl" in (rows["looping_answers"].invalid_because or "")
+    assert "2 answers have no reply in replies.jsonl" in why_invalid(rows["looping_answers"])
     assert rows[STRICT].value == 1.0
 
 
 UNTHINKING = "unthinking_answers"
 
 
-def ask_all(book: Book, folder: Path, data: tuple[Path, Path], **changed: Any) -> TaskPlan:
-    plan = plan_of(data, api="chat", **changed).model_copy(update={"sequential": False})
-    with asked(book, plan, folder) as run:
-        run.ask(run.steps[0])
-    return plan
-
-
-def test_answers_without_thinking_are_a_share_of_the_questions(tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_answers_without_thinking_are_a_share_of_the_questions(ask: Ask) -> None:
     """Of 12: two have no thinking, one has blanks, and one reply is empty after its thinking, which counts as thinking."""
     none, other, blank, empty, *rest = QUESTIONS
     book = Book(QUESTIONS, thinking={blank: "\n\n", empty: "Hm."} | dict.fromkeys(rest, "So."), empty=frozenset([empty]))
-    folder = tmp_path / "accuracy" / "gsm8k"
-    plan = ask_all(book, folder, data, max_unanswered=0.1)
+    folder, plan = ask(book, sequential=False, api="chat", max_unanswered=0.1)
     row = by_filter(folder, plan)[UNTHINKING]
     assert (row.value, row.sample_count, row.unit) == (3 / 12, 12, "fraction")
     assert row.interval == share_interval(3, 12, sides("lower", LEVELS, [12], 0))
     assert {none, other} == {question for question, reply in replies_of(folder).items() if reply.thinking is None}
-    for trace in row.traced_to:
-        assert (folder.parents[1] / trace).is_file()
+    assert all((folder.parents[1] / trace).is_file() for trace in row.traced_to)
     replies = folder / "r1-b1" / "replies.jsonl"
     whole = replies.read_text()
     # A reply that stands there twice belongs to no answer. An empty reply is no loss.
     twice = next(line for line in whole.splitlines(keepends=True) if '"So."' in line)
     for lies in ("".join(whole.splitlines(keepends=True)[2:]), whole + twice):
         replies.write_text(lies)
-        assert "answers have no reply of their own" in (by_filter(folder, plan)[UNTHINKING].invalid_because or "")
+        assert "answers have no reply of their own" in why_invalid(by_filter(folder, plan)[UNTHINKING])
 
 
-@pytest.mark.parametrize(("think_end", "value"), [(None, None), ("</think>", 1.0)])
-def test_where_nobody_thinks_only_think_end_says_that_one_should(
-    think_end: str | None, value: float | None, tmp_path: Path, data: tuple[Path, Path]
-) -> None:
-    folder = tmp_path / "accuracy" / "gsm8k"
-    plan = ask_all(Book(QUESTIONS), folder, data, think_end=think_end)
-    rows = by_filter(folder, plan)
-    assert (rows[UNTHINKING].value if UNTHINKING in rows else None) == value
-    assert (UNTHINKING in rows) is (think_end is not None)
+def test_where_nobody_thinks_only_think_end_says_that_one_should(ask: Ask) -> None:
+    folder, plan = ask(Book(QUESTIONS), sequential=False, api="chat", think_end="</think>")
+    silent = with_settings(plan, think_end=None)
+    assert by_filter(folder, plan)[UNTHINKING].value == 1.0
+    assert UNTHINKING not in by_filter(folder, silent)
     (folder / "r1-b1" / "replies.jsonl").unlink()
-    rows = by_filter(folder, plan)
-    assert (UNTHINKING in rows) is (think_end is not None)
-    assert not think_end or "12 of 12 answers have no reply of their own in replies.jsonl" in (
-        rows[UNTHINKING].invalid_because or ""
-    )
+    message = "12 of 12 answers have no reply of their own in replies.jsonl"
+    assert message in why_invalid(by_filter(folder, plan)[UNTHINKING])
+    assert UNTHINKING not in by_filter(folder, silent)
 
 
-def test_a_reply_that_never_came_has_no_thinking(tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_a_reply_that_never_came_has_no_thinking(ask: Ask) -> None:
     lost, *rest = QUESTIONS
-    folder = tmp_path / "accuracy" / "gsm8k"
     book = Book(QUESTIONS, absent=frozenset([lost]), thinking=dict.fromkeys(rest, "So."))
-    assert by_filter(folder, ask_all(book, folder, data, max_unanswered=0.1))[UNTHINKING].value == 1 / 12
+    assert by_filter(*ask(book, sequential=False, api="chat", max_unanswered=0.1))[UNTHINKING].value == 1 / 12
 
 
 def test_of_a_question_asked_twice_the_mean_counts_by_replies_of_the_real_engine(folder: Path) -> None:
@@ -702,42 +624,38 @@ def test_of_a_question_asked_twice_the_mean_counts_by_replies_of_the_real_engine
 
     Question 9 is without thinking, and 11, which is asked twice, once.
     """
-    lines = (CAPTURED.parents[1] / "chat" / "contract" / "exchanges.jsonl").read_text().splitlines()
-    (reply_to_chat,) = [each["reply"] for each in map(json.loads, lines) if each["name"] == "chat 1"]
+    exchanges = map(json.loads, (CAPTURED.parents[1] / "chat" / "contract" / "exchanges.jsonl").read_text().splitlines())
+    (reply_to_chat,) = [each["reply"] for each in exchanges if each["name"] == "chat 1"]
     (choice,) = json.loads(reply_to_chat)["choices"]
     assert choice["message"]["reasoning"] == "12+30=42"
     plain = choice | {"message": choice["message"] | {"reasoning": None}}
-    for step in STEPS:
-        rows = [json.loads(line) for path in (folder / step).glob("samples_*") for line in path.read_text().splitlines()]
-        prompts = {row["prompt_hash"]: row["doc_id"] for row in rows}
+    for step in CAPTURED_STEPS:
         replies = []
-        for prompt, question in prompts.items():
-            reply, _ = apart("", plain if (step, question) in {("r1-b1", 9), ("r2-b1", 11)} else choice, "12 + 30 = 42.", None)
+        for prompt, question in {row["prompt_hash"]: row["doc_id"] for row in step_rows(folder, step)}.items():
+            replied = plain if (step, question) in {("r1-b1", 9), ("r2-b1", 11)} else choice
+            reply, _ = split_thinking("", replied, "12 + 30 = 42.", None)
             replies.append(reply.model_copy(update={"prompt_hash": prompt}))
         (folder / step / "replies.jsonl").write_text("".join(f"{reply.model_dump_json()}\n" for reply in replies))
     row = by_filter(folder)[UNTHINKING]
     assert (row.value, row.sample_count) == (1.5 / 8, 8)
     first = folder / "r1-b1" / "replies.jsonl"
     first.write_text(first.read_text().split("\n")[0] + "\n")
-    assert "1 of 10 answers have no reply of their own" in (by_filter(folder)[UNTHINKING].invalid_because or "")
+    assert "1 of 10 answers have no reply of their own" in why_invalid(by_filter(folder)[UNTHINKING])
 
 
 def test_a_task_that_should_think_and_left_nothing_says_so(folder: Path) -> None:
-    thinks = PLAN.model_copy(update={"settings": PLAN.settings.model_copy(update={"think_end": "</think>"})})
     (folder / "task.json").unlink()
-    assert "lm-eval left no usable result" in (by_filter(folder, thinks)[UNTHINKING].invalid_because or "")
+    assert "lm-eval left no usable result" in why_invalid(
+        by_filter(folder, with_settings(CAPTURED_PLAN, think_end="</think>"))[UNTHINKING]
+    )
     assert UNTHINKING not in by_filter(folder)
 
 
 @pytest.mark.parametrize(("api", "at_once"), [("chat", 4), ("completions", 4), ("completions", 1)])
-def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, ask: Ask) -> None:
     """Replies of two words to thirteen, and as many words of thinking."""
     words = {question: "so " * number + "#### 1" for number, question in enumerate(QUESTIONS)}
-    book = Book(words, thinking=words)
-    plan = plan_of(data, api=api).model_copy(update={"sequential": False, "num_concurrent": at_once})
-    folder = tmp_path / "accuracy" / "gsm8k"
-    with asked(book, plan, folder) as run:
-        run.ask(run.steps[0])
+    folder, plan = ask(Book(words, thinking=words), at_once=at_once, sequential=False, api=api)
     given = {number: 2 * len(text.split()) for number, text in enumerate(words.values())}
     # The local questions are in the book's order.
     assert {answer.question: answer.output_tok for answer in read_answers(folder, plan).answers} == given
@@ -747,52 +665,58 @@ def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, tmp
     "usage", [None, 7, {}, {"completion_tokens": -1}, {"completion_tokens": "9"}, {"completion_tokens": True}]
 )
 def test_a_usage_that_counts_nothing_is_no_number_of_tokens(usage: object) -> None:
-    reply, _ = apart("a", {"index": 0, "text": "yes", "usage": usage}, "yes", None)
+    reply, _ = split_thinking("a", {"index": 0, "text": "yes", "usage": usage}, "yes", None)
     assert reply.output_tok is None
 
 
-def test_of_a_reply_with_two_choices_it_is_not_known_which_has_how_many_tokens() -> None:
-    model = get_model("local-completions")(model="m", base_url="http://127.0.0.1:9", tokenizer_backend=None)
-    kept = list[Any]()
+CHAT = [{"role": "user", "content": "é"}]
 
-    def read(_: str, choice: dict[str, Any], text: str | None) -> str | None:
-        kept.append(choice)
-        return text
+
+def reading_model(kind: str, prompt: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """lm-eval's model after it made a request with this prompt, and the prompt and choice of each reply that is read."""
+    no_tokenizer = {} if "chat" in kind else {"tokenizer_backend": None}
+    model, read_each = get_model(kind)(model="m", base_url="http://127.0.0.1:9", **no_tokenizer), list[tuple[str, Any]]()
+
+    def read(prompt: str, choice: dict[str, Any], text: str | None) -> str | None:
+        read_each.append((prompt, choice))
+        return split_thinking(prompt, choice, text, None)[1]
 
     internals.read_replies(model, read)
-    model._create_payload("a", generate=True, gen_kwargs={})
+    model._create_payload(prompt, generate=True, gen_kwargs={})
+    return model, read_each
+
+
+def test_of_a_reply_with_two_choices_it_is_not_known_which_has_how_many_tokens() -> None:
+    model, read = reading_model("local-completions", "a")
     choices = [{"index": 0, "text": "yes"}, {"index": 1, "text": "no"}]
     model.parse_generations({"choices": choices, "usage": {"completion_tokens": 9}})
-    assert kept == choices
+    assert [choice for _, choice in read] == choices
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, ask: Ask) -> None:
     """One reply is cut in its thinking, one ends in it, and one does not think. All thoughts have another answer."""
     cut, ended, plain = list(QUESTIONS)[:3]
     thought = "It is #### 99"
     replies = {question: f"{thought}</think>\n\n{answer}" for question, answer in QUESTIONS.items()}
     replies |= {cut: thought, ended: f"{thought}</think>", plain: QUESTIONS[plain]}
-    plan = plan_of(data, api=api, think_end="</think>", max_unanswered=0.2).model_copy(update={"sequential": False})
-    folder = tmp_path / "accuracy" / "gsm8k"
-    with asked(Book(replies, cut=frozenset([cut])), plan, folder) as run:
-        run.ask(run.steps[0])
+    book = Book(replies, cut=frozenset([cut]))
+    folder, plan = ask(book, sequential=False, api=api, think_end="</think>", max_unanswered=0.2)
     kept = replies_of(folder)
     assert {reply.thinking for question, reply in kept.items() if question != plain} == {thought}
     assert kept[plain].thinking is None
     assert [reply.is_empty for reply in (kept[cut], kept[ended], kept[plain])] == [True, True, False]
     rows = by_filter(folder, plan)
     assert rows[STRICT].value == rows[FLEXIBLE].value == pytest.approx(10 / 12)
-    assert rows["unthinking_answers"].value == 1 / 12
+    assert rows[UNTHINKING].value == 1 / 12
     words = "of 12 replies, 1 was cut while still thinking and 1 ended without an answer after the thinking"
-    assert thought_without_answers(folder, plan) == words
-    fewer = plan.model_copy(update={"settings": plan.settings.model_copy(update={"max_unanswered": 0.1})})
-    assert by_filter(folder, fewer)[STRICT].invalid_because == (
-        f"2 of 12 replies are empty, and max_unanswered is 0.1; {words}"
-    )
+    assert describe_missing_answers(folder, plan) == words
+    fewer = with_settings(plan, max_unanswered=0.1)
+    problem = f"2 of 12 replies are empty, and max_unanswered is 0.1; {words}"
+    assert why_invalid(by_filter(folder, fewer)[STRICT]) == problem
     # lm-eval's confined process wrote this file, and may have run a task's own code.
     (folder / "r1-b1" / "replies.jsonl").write_text('{"prompt_hash": 7}\n')
-    assert "left no usable result" in (parse_task(folder, fewer, LEVELS)[0].invalid_because or "")
+    assert "left no usable result" in why_invalid(parse_task(folder, fewer, LEVELS)[0])
 
 
 @pytest.mark.parametrize(
@@ -808,56 +732,31 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, tm
     ],
 )
 def test_a_malformed_reply_is_an_empty_answer_and_no_failure_of_lm_eval(reply: dict[str, Any]) -> None:
-    model = get_model("local-chat-completions")(model="m", base_url="http://127.0.0.1:9")
-    internals.read_replies(model, lambda prompt, choice, text: apart(prompt, choice, text, None)[1])
-    model._create_payload([{"role": "user", "content": "a"}], generate=True, gen_kwargs={})
-    assert model.parse_generations(reply) == [""]
+    assert reading_model("local-chat-completions", CHAT)[0].parse_generations(reply) == [""]
 
 
 @pytest.mark.parametrize("odd", [7, ["a"], {"text": "a"}])
 def test_thinking_that_is_no_text_is_none(odd: object) -> None:
     choice = {"index": 0, "finish_reason": odd, "message": {"content": "yes", "reasoning": odd}}
-    reply, answer = apart("a", choice, "yes", None)
+    reply, answer = split_thinking("a", choice, "yes", None)
     assert (reply.thinking, reply.finish_reason, answer) == (None, None, "yes")
 
 
 def test_a_reply_of_another_form_stays_an_empty_answer() -> None:
-    model = get_model("local-chat-completions")(model="m", base_url="http://127.0.0.1:9")
-    read_each: list[str] = []
-
-    def read(prompt: str, _choice: dict[str, Any], text: str | None) -> str | None:
-        read_each.append(prompt)
-        return text
-
-    internals.read_replies(model, read)
-    model._create_payload([{"role": "user", "content": "é"}], generate=True, gen_kwargs={})
+    model, read = reading_model("local-chat-completions", CHAT)
     assert model.parse_generations({"error": {"message": "filtered"}}) == [""]
-    assert read_each == []
+    assert read == []
     assert model.parse_generations({"choices": [{"index": 0, "message": {"content": "yes"}}]}) == ["yes"]
-    assert read_each == ['[{"role": "user", "content": "é"}]']
-
-
-OWN_LENGTH = """\
-task: long
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {test}, train: {test}}}}}
-output_type: generate_until
-test_split: test
-doc_to_text: "Question: {{{{question}}}}"
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 1280, temperature: 0.0}}
-metric_list: [{{metric: exact_match}}]
-"""
+    assert [prompt for prompt, _ in read] == ['[{"role": "user", "content": "é"}]']
 
 
 @pytest.mark.parametrize(("wanted", "sent"), [(None, 1280), (256, 256), (9000, 9000)])
-def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, tmp_path: Path, data: tuple[Path, Path]) -> None:
-    own = tmp_path / "tasks"
-    own.mkdir()
-    (own / "long.yaml").write_text(OWN_LENGTH.format(test=shutil.copy(data[0], own)))
+def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, tmp_path: Path) -> None:
+    options = {"until": ["\n\n"], "max_gen_toks": 1280, "temperature": 0.0}
+    write_task(tmp_path / "tasks", "long", ROWS, doc_to_text="Question: {{question}}", generation_kwargs=options)
+    plan = plan_of(None, task="long", max_gen_toks=wanted, num_fewshot=0).model_copy(update={"folder": tmp_path / "tasks"})
     book = Book(QUESTIONS)
-    plan = plan_of(None, task="long", max_gen_toks=wanted, num_fewshot=0).model_copy(update={"folder": own})
-    with asked(book, plan, tmp_path / "accuracy" / "long") as run:
+    with asking(book, plan, tmp_path / "accuracy" / "long") as run:
         run.ask(run.steps[0])
         run.ask(run.steps[1])
     assert {request["max_tokens"] for request in book.requests} == {sent}
@@ -866,7 +765,7 @@ def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, t
 def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
     book = Book(QUESTIONS, failing=SOME, dropped=ALL - SOME)
-    with pytest.raises(HostError, match="lm-eval ended with exit code 1") as raised, asked(book, plan, folder) as run:
+    with pytest.raises(HostError, match="lm-eval ended with exit code 1") as raised, asking(book, plan, folder) as run:
         run.ask(run.steps[0])
     assert any("Error" in line for line in raised.value.log_tail)
     assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
@@ -874,10 +773,8 @@ def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tu
 
 def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Path, data: tuple[Path, Path]) -> None:
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
-    with asked(Book(QUESTIONS, delay_s=30), plan, folder) as run:
-        hurried = plan.settings.model_copy(update={"time_limit_s": 2.0})
-        task = plan.model_copy(update={"settings": hurried})
-        run._run = run._run._replace(lm_eval=run._run.lm_eval.model_copy(update={"task": task}))
+    with asking(Book(QUESTIONS, delay_s=30), plan, folder) as run:
+        run.lm_eval = run.lm_eval.model_copy(update={"task": with_settings(plan, time_limit_s=2.0)})
         with pytest.raises(HostError, match="gsm8k took longer than its 2 s"):
             run.ask(run.steps[0])
     assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
@@ -888,38 +785,9 @@ def test_a_server_that_ends_is_shown_at_once(tmp_path: Path, data: tuple[Path, P
         raise ReleaseError("the server ended", "see its log", "serve")
 
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
-    with pytest.raises(ReleaseError), asked(Book(QUESTIONS, delay_s=30), plan, folder) as run:
+    with pytest.raises(ReleaseError), asking(Book(QUESTIONS, delay_s=30), plan, folder) as run:
         monkeypatch.setattr(Server, "check_alive", ended)
         run.ask(run.steps[0])
-
-
-def test_a_template_of_lm_eval_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[str] = []
-    compile_of = utils.env.compile
-
-    def counting(source: str, *others: Any) -> Any:
-        compiled.append(source)
-        return compile_of(source, *others)
-
-    monkeypatch.setattr(utils.env, "compile", counting)
-    monkeypatch.setattr(utils.env, "from_string", utils.env.from_string)  # put back after the test
-    keep_templates()
-    template = "Q: {{question | regex_replace('a', 'b')}}\n"
-    assert [utils.apply_template(template, {"question": text}) for text in ("a", "aa", "")] == ["Q: b\n", "Q: bb\n", "Q: \n"]
-    assert compiled == [template]
-
-
-CHOICES = """\
-task: choices
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {test}, train: {test}}}}}
-output_type: multiple_choice
-test_split: test
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["one", "two"]
-doc_to_target: 0
-metric_list: [{{metric: acc}}]
-"""
 
 
 @pytest.mark.parametrize(
@@ -935,16 +803,13 @@ metric_list: [{{metric: acc}}]
 def test_what_lm_eval_cannot_measure_is_reported_with_a_remedy(
     tmp_path: Path, data: tuple[Path, Path], changed: dict[str, Any], place: str, message: str
 ) -> None:
-    own = tmp_path / "tasks"
-    own.mkdir()
     # What a task of one's own reads is in its folder: lm-eval can open nothing else.
-    (own / "choices.yaml").write_text(CHOICES.format(test=shutil.copy(data[0], own)))
-    is_own = changed.get("task") == "choices"
-    plan = plan_of(None if is_own else data, **changed).model_copy(update={"folder": own if is_own else None})
-    with (
-        pytest.raises(RecipeError, match=message) as raised,
-        asked(Book(QUESTIONS), plan, tmp_path / "accuracy" / "task") as run,
-    ):
+    of_choices = {"output_type": "multiple_choice", "doc_to_choice": ["one", "two"], "doc_to_target": 0}
+    write_task(tmp_path / "tasks", "choices", ROWS, **of_choices, metric_list=[{"metric": "acc"}])
+    plan = plan_of(data, **changed)
+    if changed.get("task") == "choices":
+        plan = plan.model_copy(update={"folder": tmp_path / "tasks", "questions": None})
+    with pytest.raises(RecipeError, match=message) as raised, asking(Book(QUESTIONS), plan, tmp_path / "task") as run:
         run.ask(run.steps[0])
     assert raised.value.place == place
     assert raised.value.remedy

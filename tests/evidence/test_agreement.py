@@ -14,16 +14,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.evidence.test_load import ARGUMENTS, CAPTURED, LEVELS, MEASURED, SETTINGS, change, copy_repeat, count, trtllm_page
+from tests.builders.loads import (
+    ARGUMENTS,
+    CAPTURED,
+    LOAD_SERVER,
+    MEASURED,
+    SETTINGS,
+    change,
+    copy_repeat,
+    count,
+    load_server,
+    measure,
+    read_result,
+    restated,
+    trtllm_page,
+    with_settings,
+)
 from tests.fakes.capacity import Capacity
 from vllm_qualify.evidence.load import steady
-from vllm_qualify.evidence.load.agreement import Asked, result_problems
-from vllm_qualify.evidence.load.figures import parse_load
+from vllm_qualify.evidence.load.agreement import result_problems
 from vllm_qualify.evidence.load.problems import request_problems
-from vllm_qualify.evidence.load.result import BESIDE, key_of, steady_of
+from vllm_qualify.evidence.load.result import BESIDE, steady_of
 from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments
-from vllm_qualify.recipe.workload import Load
 
 Document = dict[str, Any]
 Spoil = Callable[[Document], Document]
@@ -39,36 +53,19 @@ def problem(
     folder: Path, settings: Load = SETTINGS, kind: EngineName = VLLM, arguments: ServerArguments = ARGUMENTS, model: str = MODEL
 ) -> str:
     """Why a load is invalid; empty if it is valid. All its metrics are so for the same reason."""
-    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, kind, arguments, None, model)}
+    rows = measure(folder, settings, load_server(arguments, kind, model=model))
     (because,) = {rows[name].invalid_because or "" for name in MEASURED}
     return because
-
-
-def read(folder: Path, repeat: int) -> Document:
-    result: Document = json.loads((folder / f"bench-{repeat}.json").read_text())
-    return result
-
-
-def restated(result: Document) -> Document:
-    """A result with all that bench itself would have made of its requests: it agrees with itself in every sum and mean."""
-    requests = steady.requests_of(result, 4)
-    figures = steady.figures_of(steady.whole(requests, result["duration"]), SETTINGS.slo, as_bench=True)
-    totals = {"total_input_tokens": sum(result["input_lens"]), "total_output_tokens": sum(result["output_lens"])}
-    return result | {key_of(name): value for name, value in figures.items()} | totals
 
 
 def spoil(folder: Path, how: Spoil) -> None:
     """Both repeats, in the same way."""
     for repeat in (1, 2):
-        (folder / f"bench-{repeat}.json").write_text(json.dumps(how(read(folder, repeat))))
+        (folder / f"bench-{repeat}.json").write_text(json.dumps(how(read_result(folder, repeat))))
 
 
 def with_keys(**keys: Any) -> Spoil:
     return lambda result: result | keys
-
-
-def with_short_prompts(result: Document) -> Document:
-    return restated(result | {"input_lens": [1] * 40})
 
 
 def with_negative_ttfts(result: Document) -> Document:
@@ -77,10 +74,6 @@ def with_negative_ttfts(result: Document) -> Document:
     ttfts = [ttft - more for ttft, more in zip(result["ttfts"], early, strict=True)]
     itls = [[gaps[0] + more, *gaps[1:]] for gaps, more in zip(result["itls"], early, strict=True)]
     return restated(result | {"ttfts": ttfts, "itls": itls})
-
-
-def with_20_times_the_duration(result: Document) -> Document:
-    return restated(result | {"duration": 20 * result["duration"]})
 
 
 def at_once(result: Document) -> Document:
@@ -97,7 +90,10 @@ def started_elsewhere(result: Document) -> Document:
 
 
 HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "prompts of one token": (with_short_prompts, "40 prompts do not have about 16 tokens, the first of them 1"),
+    "prompts of one token": (
+        lambda result: restated(result | {"input_lens": [1] * 40}),
+        "40 prompts do not have about 16 tokens, the first of them 1",
+    ),
     "other total of tokens": (with_keys(total_output_tokens=5), "total_output_tokens is 5, and its requests have 320"),
     "other total of prompts": (with_keys(total_input_tokens=5), "total_input_tokens is 5, and its requests have 65"),
     "error texts": (with_keys(errors=["Traceback\nOSError: no"] * 40), "40 requests have an error: OSError: no"),
@@ -110,7 +106,10 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "another number of prompts": (with_keys(num_prompts=400), "bench had num_prompts 400, not 40"),
     "a rate": (with_keys(request_rate=3.0), "bench had request_rate 3.0, not inf"),
     "negative times": (with_negative_ttfts, "10 of its times to a token are no times"),
-    "20 times the duration": (with_20_times_the_duration, "s, and its requests took 0.6"),
+    "20 times the duration": (
+        lambda result: restated(result | {"duration": 20 * result["duration"]}),
+        "s, and its requests took 0.6",
+    ),
     "more at once": (at_once, "requests were under way at once, and max_concurrency is 4"),
     "another start": (started_elsewhere, "1 of its requests began at another time than"),
     "other latencies": (with_keys(latencies=[0.1] * 40), "40 latencies are not the sum of the request's times to its tokens"),
@@ -129,12 +128,9 @@ def test_a_hostile_file_leaves_no_number(folder: Path, name: str) -> None:
 
 def test_the_captured_files_agree(folder: Path) -> None:
     assert problem(folder) == ""
+    assert "bench had model_id reference, not other" in problem(folder, model="other")
     spoil(folder, restated)
     assert problem(folder) == ""
-
-
-def test_a_load_of_another_model_leaves_no_number(folder: Path) -> None:
-    assert "bench had model_id reference, not other" in problem(folder, model="other")
 
 
 # --- Copies
@@ -144,20 +140,18 @@ def test_five_copies_of_one_file_are_no_five_repeats(folder: Path) -> None:
     for repeat in range(2, 6):
         for name in ("bench-{}.json", "metrics-{}-before.txt", "metrics-{}-after.txt"):
             shutil.copy(folder / name.format(1), folder / name.format(repeat))
-    five = SETTINGS.model_copy(update={"repeats": 5, "most_repeats": 5})
-    assert "repeat 2 has the same requests as repeat 1, or ran at the same time: it is no repeat of its own" in problem(
-        folder, five
-    )
+    because = problem(folder, with_settings(repeats=5, most_repeats=5))
+    assert "repeat 2 has the same requests as repeat 1, or ran at the same time: it is no repeat of its own" in because
 
 
 def test_repeats_that_ran_at_the_same_time_are_no_repeats(folder: Path) -> None:
     """A copy whose times are a little longer."""
-    slower = {name: [time * 1.01 for time in read(folder, 1)[name]] for name in ("ttfts", "latencies")}
-    itls = [[gap * 1.01 for gap in gaps] for gaps in read(folder, 1)["itls"]]
-    starts = read(folder, 1)["start_times"]
-    spaced = [starts[0] + (start - starts[0]) * 1.011 for start in starts]
-    result = read(folder, 1) | slower | {"itls": itls, "start_times": spaced, "queue_times": [0.0] * 40}
-    (folder / "bench-2.json").write_text(json.dumps(restated(result | {"duration": result["duration"] * 1.02})))
+    first = read_result(folder, 1)
+    slower = {name: [time * 1.01 for time in first[name]] for name in ("ttfts", "latencies")}
+    itls, starts = [[gap * 1.01 for gap in gaps] for gaps in first["itls"]], first["start_times"]
+    slower |= {"itls": itls, "start_times": [starts[0] + (start - starts[0]) * 1.011 for start in starts]}
+    copied = first | slower | {"queue_times": [0.0] * 40, "duration": first["duration"] * 1.02}
+    (folder / "bench-2.json").write_text(json.dumps(restated(copied)))
     for when in ("before", "after"):
         shutil.copy(folder / f"metrics-1-{when}.txt", folder / f"metrics-2-{when}.txt")
     assert "repeat 2 has the same requests as repeat 1, or ran at the same time" in problem(folder)
@@ -168,7 +162,7 @@ def test_five_repeats_beside_ten_are_not_measured_in_turns(folder: Path, place: 
     for repeat in range(3, 6):
         copy_repeat(folder, repeat, of=2)
     beside = shutil.copytree(folder, folder / BESIDE)
-    settings = SETTINGS.model_copy(update={"most_repeats": 10})
+    settings = with_settings(most_repeats=10)
     assert problem(folder / place, settings) == ""
     for repeat in range(6, 11):
         copy_repeat(beside, repeat, of=2)
@@ -183,7 +177,7 @@ def cut_short(result: Document) -> Document:
     return restated(result | {"output_lens": [32] * 40})
 
 
-LONG = SETTINGS.model_copy(update={"output_len": 32})
+LONG = with_settings(output_len=32)
 
 
 def test_tokens_that_the_server_did_not_generate_leave_no_number(folder: Path) -> None:
@@ -263,33 +257,34 @@ def test_one_engine_that_was_started_anew_leaves_no_number(folder: Path) -> None
     ],
 )
 def test_an_acceptance_length_that_its_drafts_do_not_give_leaves_no_number(tmp_path: Path, key: str, message: str) -> None:
-    drafted = CAPTURED.parent / "speculation" / "batch1" / "drafted"
-    folder = shutil.copytree(drafted, tmp_path / "load")
-    alone = {"max_concurrency": 1, "num_prompts": 20, "num_warmups": 1, "slo": None}
-    settings = Load.model_validate(SETTINGS.model_dump() | alone)
-    assert _acceptance(folder, settings) is None
+    folder = shutil.copytree(CAPTURED.parent / "speculation" / "batch1" / "drafted", tmp_path / "load")
+    alone = with_settings(max_concurrency=1, num_prompts=20, num_warmups=1, slo=None)
+
+    def because() -> str:
+        return measure(folder, alone, load_server({}))["acceptance_length_tok"].invalid_because or ""
+
+    assert because() == ""
     change(folder, 1, **{key: 3})
-    assert message in (_acceptance(folder, settings) or "")
+    assert message in because()
     change(folder, 1, spec_decode_acceptance_length=2.0, spec_decode_num_drafts=31)
-    assert "spec_decode_num_drafts is 31, and the server counts 1" in (_acceptance(folder, settings) or "")
-
-
-def _acceptance(folder: Path, settings: Load) -> str | None:
-    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, {}, None, MODEL)}
-    return rows["acceptance_length_tok"].invalid_because
+    assert "spec_decode_num_drafts is 31, and the server counts 1" in because()
 
 
 # --- Honest files
 
 
-def test_a_request_to_see_whether_the_server_is_ready_is_honest(folder: Path) -> None:
-    """As older versions of bench send it."""
-    gained(folder, request_success=45, generation_tokens=360, prompt_tokens=735)
-    assert problem(folder) == ""
-
-
-def test_tokens_at_the_beginning_that_only_the_server_counts_are_honest(folder: Path) -> None:
-    gained(folder, prompt_tokens=719 + 44)
+@pytest.mark.parametrize(
+    "counters",
+    [
+        pytest.param(
+            {"request_success": 45, "generation_tokens": 360, "prompt_tokens": 735},
+            id="a request to see whether the server is ready, as older versions of bench send it",
+        ),
+        pytest.param({"prompt_tokens": 719 + 44}, id="tokens at the beginning that only the server counts"),
+    ],
+)
+def test_what_the_server_alone_counts_is_honest(folder: Path, counters: dict[str, float]) -> None:
+    gained(folder, **counters)
     assert problem(folder) == ""
 
 
@@ -304,13 +299,9 @@ def test_a_chat_that_only_reasons_is_honest(folder: Path, parser: str | None, me
     """Bench does not record the reasoning. The template's tokens are in the server's count and in `usage`."""
     spoil(folder, lambda result: restated(result | {"backend": "openai-chat", "generated_texts": [""] * 40}))
     gained(folder, prompt_tokens=719 + 44 * 30)
-    chat = SETTINGS.model_copy(update={"api": "chat"})
     arguments = ARGUMENTS | ({"reasoning-parser": parser} if parser else {})
-    assert (
-        (message in problem(folder, chat, arguments=arguments))
-        if message
-        else (problem(folder, chat, arguments=arguments) == "")
-    )
+    because = problem(folder, with_settings(api="chat"), arguments=arguments)
+    assert message in because if message else because == ""
 
 
 def test_several_tokens_in_a_chunk_are_honest(folder: Path) -> None:
@@ -321,14 +312,14 @@ def test_several_tokens_in_a_chunk_are_honest(folder: Path) -> None:
 
 @pytest.mark.parametrize("rate", [None, 20.0])
 def test_what_a_sound_server_leaves_agrees(tmp_path: Path, rate: float | None) -> None:
-    load = SETTINGS.model_copy(update={"num_prompts": 200})
-    Capacity(noise=0.1).run(load, rate, tmp_path)
-    assert result_problems(read(tmp_path, 1), Asked(load, MODEL, rate), VLLM, {}) == []
+    load = with_settings(num_prompts=200, request_rate=rate)
+    Capacity(noise=0.1).run(load, tmp_path)
+    assert result_problems(read_result(tmp_path, 1), load, load_server({})) == []
 
 
 # --- Random ones
 
-REPEATS = [read(CAPTURED, repeat) for repeat in (1, 2)]
+REPEATS = [read_result(CAPTURED, repeat) for repeat in (1, 2)]
 TRUE = [steady_of(result, SETTINGS).values for result in REPEATS]
 # A measurement is the same if it changed by less than this share: what bench's own figures, which round, cannot show.
 SAME = 1e-4
@@ -383,7 +374,7 @@ def mutated(result: Document, changes: list[tuple[tuple[Any, ...], Change]]) -> 
 def measured(result: Document) -> dict[str, float] | None:
     """What a result measures, None if it is invalid."""
     try:
-        problems = request_problems(result, SETTINGS) or result_problems(result, Asked(SETTINGS, MODEL), VLLM, ARGUMENTS)
+        problems = request_problems(result, SETTINGS) or result_problems(result, SETTINGS, LOAD_SERVER)
         return None if problems else steady_of(result, SETTINGS).values
     except (steady.UnsteadyError, *UNUSABLE):
         return None

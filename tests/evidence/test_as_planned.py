@@ -6,23 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_served_model import captured, plan_of
-from tests.judge.test_compare import DRAFTED, cell_plan
-from vllm_qualify.engine.parts import Part
-from vllm_qualify.engine.server import ServerPlan, config_text
-from vllm_qualify.evidence.as_planned import drafted_otherwise, served_otherwise
+from tests.builders.comparisons import DRAFTED, cell_plan
+from tests.builders.served_models import captured, plan_of
+from vllm_qualify.engine.server import Part, ServerPlan, config_text
+from vllm_qualify.evidence.as_planned import beside_otherwise, drafted_otherwise, served_otherwise
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SNAPSHOT = f"models--org--name/snapshots/{COMMIT}"
 
 
+def left_by(server: ServerPlan, folder: Path) -> Path:
+    """What a server leaves in its folder, on a port of its own; its config file."""
+    folder.mkdir(parents=True)
+    (folder / "server.log").write_text(captured())
+    (folder / "server.yaml").write_text(config_text(server, 41234))
+    return folder / "server.yaml"
+
+
 @pytest.fixture
 def evidence(tmp_path: Path) -> Path:
-    """What the server of `plan_of()` left, on a port of its own."""
-    folder = tmp_path / "serve"
-    folder.mkdir()
-    (folder / "server.yaml").write_text(config_text(plan_of(), 41234))
-    (folder / "server.log").write_text(captured())
+    left_by(plan_of(), tmp_path / "serve")
     return tmp_path
 
 
@@ -54,23 +57,41 @@ def test_each_further_start_was_of_the_plans_server_too(evidence: Path) -> None:
     assert "left no usable file" in served_otherwise(plan_of(), evidence, taken_over=False)
 
 
+def test_the_server_beside_was_the_baselines_in_each_start(tmp_path: Path) -> None:
+    """A slower one would make any release no slower."""
+    plan = cell_plan([], server=plan_of(), beside=plan_of())
+    first, later = (left_by(plan_of(), tmp_path / at / "load" / "beside") for at in (".", "starts/2"))
+    assert beside_otherwise(plan, tmp_path, taken_over=False) == ""
+    for config in (first, later):
+        config.write_text(config_text(plan_of(arguments={"max-num-seqs": 1}), 41234))
+        assert beside_otherwise(plan, tmp_path, taken_over=False).startswith("beside it, its server had another")
+        config.write_text(config_text(plan_of(), 41234))
+    first.unlink()
+    assert "left no usable file" in beside_otherwise(plan, tmp_path, taken_over=False)
+    assert beside_otherwise(plan.model_copy(update={"beside": None}), tmp_path, taken_over=False) == ""
+
+
+def test_the_server_without_drafts_beside_was_the_plans(tmp_path: Path) -> None:
+    plan = cell_plan([], server=plan_of(arguments=DRAFTED), undrafted=plan_of())
+    config = left_by(plan_of(), tmp_path / "speculation" / "undrafted")
+    assert drafted_otherwise(plan, tmp_path, taken_over=False) == ""
+    config.write_text(config_text(plan_of(arguments={"max-num-seqs": 1}), 41234))
+    assert drafted_otherwise(plan, tmp_path, taken_over=False).startswith("without speculation, its server had another")
+
+
 def test_servers_that_were_started_in_turn_were_the_plans_too(tmp_path: Path) -> None:
     """The drafting server is measured in starts of its own, which no other check of the evidence sees."""
     drafting, plain = plan_of(arguments=DRAFTED), plan_of()
     plan = cell_plan([], server=drafting, undrafted=plain, undrafted_in_turn=True)
-    for number, server in enumerate((drafting, plain, drafting), start=1):
-        folder = tmp_path / "speculation" / f"start-{number}"
-        folder.mkdir(parents=True)
-        (folder / "server.yaml").write_text(config_text(server, 41234))
-        (folder / "server.log").write_text(captured())
+    folders = [tmp_path / "speculation" / f"start-{number}" for number in (1, 2, 3)]
+    _, second, third = (left_by(server, folder) for server, folder in zip((drafting, plain, drafting), folders, strict=True))
     assert drafted_otherwise(plan, tmp_path, taken_over=False) == ""
-    for number, server in ((2, plan_of(arguments={"enforce-eager": True})), (3, plain)):
-        config = tmp_path / "speculation" / f"start-{number}" / "server.yaml"
+    for number, config, server in ((2, second, plan_of(arguments={"enforce-eager": True})), (3, third, plain)):
         kept = config.read_text()
         config.write_text(config_text(server, 41234))
         assert f"start {number} of speculation: its server had another" in drafted_otherwise(plan, tmp_path, taken_over=False)
         config.write_text(kept)
-    config.unlink()
+    third.unlink()
     assert "left no usable file" in drafted_otherwise(plan, tmp_path, taken_over=False)
     assert drafted_otherwise(plan.model_copy(update={"undrafted_in_turn": False}), tmp_path, taken_over=False) == ""
 
@@ -82,21 +103,17 @@ def test_what_was_taken_over_may_have_another_path_and_nothing_else(evidence: Pa
     assert "another model" in served_otherwise(plan_of(model="org/name", revision=COMMIT), evidence, taken_over=True)
 
 
-def of_the_hub() -> ServerPlan:
-    return plan_of(model="org/name", revision=COMMIT, parts=[Part(option="model", name="org/name", revision=COMMIT)])
-
-
 @pytest.mark.parametrize(
     ("folder", "message"),
     [(f"/another/hosts/hub/{SNAPSHOT}", ""), (f"/hub/{SNAPSHOT[:-1]}8", "its model is"), (f"/hub/x{SNAPSHOT}", "its model is")],
 )
 def test_the_cache_of_another_host_is_a_cache(evidence: Path, folder: str, message: str) -> None:
-    plan = of_the_hub()
+    plan = plan_of(model="org/name", revision=COMMIT, parts=[Part(option="model", name="org/name", revision=COMMIT)])
     (evidence / "serve" / "server.yaml").write_text(config_text(plan, 8000))
     log = captured().replace("/models/tiny", folder).replace("revision=None", f"revision={COMMIT}")
     (evidence / "serve" / "server.log").write_text(log)
-    assert message in served_otherwise(plan, evidence, taken_over=False)
-    assert bool(served_otherwise(plan, evidence, taken_over=False)) is bool(message)
+    problem = served_otherwise(plan, evidence, taken_over=False)
+    assert (message in problem, bool(problem)) == (True, bool(message))
 
 
 @pytest.mark.parametrize(

@@ -1,44 +1,17 @@
 """Data of tasks, fetched by the real lm-eval and datasets; files of the task's own folder stand in for the hub."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from tests.builders.accuracy import EXAMPLES, read_rows, write_task
 from vllm_qualify.errors import CallerError, HostError, RecipeError
-from vllm_qualify.evidence.data import fetch
+from vllm_qualify.evidence.accuracy.data import fetch
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.workload import Accuracy
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+from vllm_qualify.recipe.accuracy import Accuracy
 
 QUESTIONS = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}", "kind": "kürzer"} for number in range(7)]
-EXAMPLES = [{"question": "1 + 1?", "answer": "#### 2", "kind": "x"}, {"question": "2 + 2?", "answer": "#### 4", "kind": "x"}]
-
-
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write_task(folder: Path, name: str, data: list[Any], **changes: Any) -> None:
-    folder.mkdir(exist_ok=True)
-    for split, rows in (("test", data), ("train", EXAMPLES)):
-        (folder / f"{name}-{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {split: str(folder / f"{name}-{split}.jsonl") for split in ("test", "train")}},
-        "output_type": "generate_until",
-        "test_split": "test",
-        "training_split": "train",
-        "fewshot_split": "train",
-        "doc_to_text": "{{question}}",
-        "doc_to_target": "{{answer}}",
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    }
-    YAML(typ="safe").dump(task | changes, folder / f"{name}.yaml")
 
 
 def plan(task: str, folder: Path | None = None) -> TaskPlan:
@@ -49,8 +22,8 @@ def test_questions_and_examples_are_written_as_they_are_in_the_data(tmp_path: Pa
     write_task(tmp_path / "tasks", "sums", QUESTIONS)
     reply = fetch(plan("sums", tmp_path / "tasks"), tmp_path / "data" / "sums")
     assert (reply.questions, reply.shots) == (7, 2)
-    assert lines(tmp_path / "data" / "sums" / "test.jsonl") == QUESTIONS
-    assert lines(tmp_path / "data" / "sums" / "shots.jsonl") == EXAMPLES
+    assert read_rows(tmp_path / "data" / "sums" / "test.jsonl") == QUESTIONS
+    assert read_rows(tmp_path / "data" / "sums" / "shots.jsonl") == EXAMPLES
 
 
 def test_examples_that_are_questions_are_not_written(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.judge.test_compare import cell_plan, server_plan
+from tests.builders.comparisons import cell_plan, server_plan
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.errors import HostError, RecipeError, ReleaseError
-from vllm_qualify.evidence.load.figures import OUTPUT
 from vllm_qualify.evidence.load.fitting import BLOCK_TOK, MOST_CONFIRMATIONS, TOO_SMALL, Fitting, Started, Tried, Try, block_tok
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.load import LoadSettings
+from vllm_qualify.recipe.metrics import OUTPUT_THROUGHPUT
+from vllm_qualify.recipe.searches import Fit
 from vllm_qualify.recipe.serving import ServerArguments
-from vllm_qualify.recipe.workload import Fit, LoadSettings
 
 H200S = Fingerprint(gpu_type="h200", name="NVIDIA H200", count=4, memory_mib=143_771, devices=[0, 1, 2, 3])
 WORKLOAD = LoadSettings(input_len=96, output_len=32, num_warmups=0)
@@ -37,7 +38,13 @@ def holding(requests: int, block: int | None = None) -> KvCache:
 
 
 def rate(tok_s: float) -> Measurement:
-    return valid(OUTPUT, tok_s, "load/bench-*.json", sample_count=40)
+    return valid(OUTPUT_THROUGHPUT, tok_s, "load/bench-*.json", sample_count=40)
+
+
+def number_in(arguments: ServerArguments, option: str, default: int = 0) -> int:
+    number = arguments.get(option, default)
+    assert isinstance(number, int)
+    return number
 
 
 @dataclass
@@ -76,22 +83,26 @@ class Machine:
 
 def plan_of(fit: Fit | None, workload: LoadSettings = WORKLOAD, **server: Any) -> CellPlan:
     """With 8 clients where they do not follow what is found."""
-    given = workload if fit and fit.max_num_seqs else workload.model_copy(update={"max_concurrency": 8})
-    load = given.of(64, 1)
-    return cell_plan([], fit=fit, workload=given, fingerprint=H200S, server=server_plan(**server), load=load)
+    asked = workload if fit and fit.max_num_seqs else workload.model_copy(update={"max_concurrency": 8})
+    load = asked.make_load(64, 1)
+    return cell_plan([], fit=fit, workload=asked, fingerprint=H200S, server=server_plan(**server), load=load)
 
 
 def find(machine: Machine, folder: Path, workload: LoadSettings = WORKLOAD, **fit: Any) -> Tried:
     return Fitting(plan_of(Fit(**fit), workload), machine.attempt, folder).find()
 
 
+def refused(machine: Machine, folder: Path, message: str, **fit: Any) -> RecipeError:
+    with pytest.raises(RecipeError, match=message) as raised:
+        find(machine, folder, **fit)
+    return raised.value
+
+
 def by_size(holds: dict[int, int | Exception]) -> Callable[[ServerArguments], KvCache]:
     """By the tensor-parallel size how many requests the server holds, or how it fails."""
 
     def of(arguments: ServerArguments) -> KvCache:
-        size = arguments.get(TENSOR_PARALLEL, 1)
-        assert isinstance(size, int)
-        held = holds[size]
+        held = holds[number_in(arguments, TENSOR_PARALLEL, 1)]
         if isinstance(held, Exception):
             raise held
         return holding(held)
@@ -109,28 +120,21 @@ def by_batch(rates_by_size: dict[int, float | str]) -> Callable[[ServerArguments
     """By max-num-batched-tokens the output throughput, or why the load is invalid."""
 
     def rates(arguments: ServerArguments) -> Measurement:
-        size = arguments[BATCHED]
-        assert isinstance(size, int)
-        figure = rates_by_size[size]
-        return invalid(OUTPUT, figure, "load/bench-*.json") if isinstance(figure, str) else rate(figure)
+        figure = rates_by_size[number_in(arguments, BATCHED)]
+        return invalid(OUTPUT_THROUGHPUT, figure, "load/bench-*.json") if isinstance(figure, str) else rate(figure)
 
     return rates
 
 
 def kept(folder: Path) -> list[Try]:
-    return [
-        Try.model_validate_json((folder / f"try-{number}" / "try.json").read_bytes()) for number in range(1, count(folder) + 1)
-    ]
-
-
-def count(folder: Path) -> int:
-    return len(list(folder.iterdir()))
+    numbers = range(1, len(list(folder.iterdir())) + 1)
+    return [Try.model_validate_json((folder / f"try-{number}" / "try.json").read_bytes()) for number in numbers]
 
 
 def test_a_plan_with_nothing_to_fit_is_a_mistake_of_the_program(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to fit"):
         Fitting(plan_of(None), Machine().attempt, tmp_path).find()
-    assert not count(tmp_path)
+    assert not kept(tmp_path)
 
 
 # --- the smallest tensor-parallel size
@@ -172,11 +176,10 @@ def test_what_more_gpus_do_not_mend_is_raised(tmp_path: Path, error: HostError |
 
 def test_where_no_size_fits_each_is_reported(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(problem="10 GiB are missing"), 2: out_of_memory(problem="2 GiB are missing")}))
-    with pytest.raises(RecipeError, match=r"fits none of the tensor-parallel sizes \[1, 2\]") as raised:
-        find(machine, tmp_path, tensor_parallel_sizes=[1, 2])
-    assert raised.value.log_tail == ("10 GiB are missing", "2 GiB are missing")
-    assert raised.value.place == "fit.tensor_parallel_sizes"
-    assert [tried.failed_because for tried in kept(tmp_path)] == list(raised.value.log_tail)
+    message = r"fits none of the tensor-parallel sizes \[1, 2\]"
+    error = refused(machine, tmp_path, message, tensor_parallel_sizes=[1, 2])
+    assert (error.log_tail, error.place) == (("10 GiB are missing", "2 GiB are missing"), "fit.tensor_parallel_sizes")
+    assert [tried.failed_because for tried in kept(tmp_path)] == list(error.log_tail)
 
 
 def test_a_size_above_the_machines_gpus_is_reported(tmp_path: Path) -> None:
@@ -199,15 +202,9 @@ def test_as_many_requests_as_the_cache_holds_are_confirmed_by_another_start(tmp_
     assert not machine.loads
 
 
+# At last fewer sequences leave it more.
 @pytest.mark.parametrize(
-    ("holds", "wanted"),
-    [
-        ((9, 8, 8), [9, 8]),
-        ((9, 7, 6, 6), [9, 7, 6]),
-        ((9, 7, 7), [9, 7]),
-        # Fewer sequences left it more.
-        ((9, 7, 8), [9, 7]),
-    ],
+    ("holds", "wanted"), [((9, 8, 8), [9, 8]), ((9, 7, 6, 6), [9, 7, 6]), ((9, 7, 7), [9, 7]), ((9, 7, 8), [9, 7])]
 )
 def test_where_more_sequences_leave_the_cache_less_they_are_fewer(
     tmp_path: Path, holds: tuple[int, ...], wanted: list[int]
@@ -216,105 +213,73 @@ def test_where_more_sequences_leave_the_cache_less_they_are_fewer(
     fitted = find(machine, tmp_path, max_num_seqs=True)
     assert fitted.found == {SEQUENCES: wanted[-1]}
     assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, *wanted]
-    assert [tried.failed_because for tried in fitted.tries[1:-1]] == [
-        f"its KV cache holds {held} requests" for held in holds[1:-1]
-    ]
+    failures = [f"its KV cache holds {held} requests" for held in holds[1:-1]]
+    assert [tried.failed_because for tried in fitted.tries[1:-1]] == failures
     assert [plan.load.max_concurrency for plan in machine.confirmed] == [wanted[-1]]
 
 
 def test_a_cache_that_shrinks_with_each_start_is_given_up(tmp_path: Path) -> None:
     machine = Machine(by_turn(*range(20, 10, -1)))
-    with pytest.raises(RecipeError, match="5 numbers of max-num-seqs were tried, and the server takes none") as raised:
-        find(machine, tmp_path, max_num_seqs=True)
+    message = "5 numbers of max-num-seqs were tried, and the server takes none"
+    error = refused(machine, tmp_path, message, max_num_seqs=True)
     assert len(machine.starts) == 1 + MOST_CONFIRMATIONS
-    assert raised.value.place == "fit.max_num_seqs"
-    assert raised.value.log_tail == tuple(
-        f"max-num-seqs {wanted}: its KV cache holds {wanted - 1} requests" for wanted in range(20, 15, -1)
-    )
-
-
-def least(number: int) -> Callable[[ServerArguments], int]:
-    """Preemptions where there are more sequences."""
-
-    def preempts(arguments: ServerArguments) -> int:
-        sequences = arguments[SEQUENCES]
-        assert isinstance(sequences, int)
-        return 3 * max(0, sequences - number)
-
-    return preempts
+    assert error.place == "fit.max_num_seqs"
+    assert [*error.log_tail] == [f"max-num-seqs {size}: its KV cache holds {size - 1} requests" for size in range(20, 15, -1)]
 
 
 def test_where_requests_are_preempted_there_are_fewer(tmp_path: Path) -> None:
-    machine = Machine(lambda _: holding(64), preempts=least(30))
+    machine = Machine(lambda _: holding(64), preempts=lambda arguments: 3 * max(0, number_in(arguments, SEQUENCES) - 30))
     fitted = find(machine, tmp_path, max_num_seqs=True)
     assert fitted.found == {SEQUENCES: 27}
     assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, 64, 48, 36, 27]
-    assert [tried.failed_because for tried in kept(tmp_path)] == [
-        None,
-        "102 preemptions under the load",
-        "54 preemptions under the load",
-        "18 preemptions under the load",
-        None,
-    ]
+    preempted = [f"{count} preemptions under the load" for count in (102, 54, 18)]
+    assert [tried.failed_because for tried in kept(tmp_path)] == [None, *preempted, None]
 
 
 @pytest.mark.parametrize(("holds", "tried"), [(64, [64, 48, 36, 27, 20]), (2, [2, 1]), (1, [1])])
 def test_what_preempts_with_every_number_is_never_kept(tmp_path: Path, holds: int, tried: list[int]) -> None:
     machine = Machine(lambda _: holding(holds), preempts=lambda _: 1)
-    with pytest.raises(RecipeError, match=f"{len(tried)} numbers of max-num-seqs were tried") as raised:
-        find(machine, tmp_path, max_num_seqs=True)
+    error = refused(machine, tmp_path, f"{len(tried)} numbers of max-num-seqs were tried", max_num_seqs=True)
     assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, *tried]
-    assert raised.value.log_tail == tuple(f"max-num-seqs {number}: 1 preemptions under the load" for number in tried)
-    assert raised.value.place == "fit.max_num_seqs"
+    assert error.log_tail == tuple(f"max-num-seqs {number}: 1 preemptions under the load" for number in tried)
+    assert error.place == "fit.max_num_seqs"
 
 
 @pytest.mark.parametrize(
-    ("kv_cache", "message"),
+    ("caches", "message"),
     [
-        (KvCache(tokens=127, max_concurrency=None), "has 127 tokens"),
-        (KvCache(tokens=1000, max_concurrency=0.1, block_tok=1000), "has 1,000 tokens"),
-        (None, "has an unknown size"),
+        pytest.param([KvCache(tokens=127, max_concurrency=None)], "has 127 tokens", id="too small"),
+        pytest.param([KvCache(tokens=1000, max_concurrency=0.1, block_tok=1000)], "has 1,000 tokens", id="only its own block"),
+        pytest.param([None], "has an unknown size", id="not told"),
+        pytest.param([holding(8), holding(0)], "has 16 tokens", id="at the second start"),
     ],
-    ids=["too small", "only its own block", "not told"],
 )
-def test_a_cache_without_room_for_one_request_is_reported(tmp_path: Path, kv_cache: KvCache | None, message: str) -> None:
-    with pytest.raises(RecipeError, match=f"{message}, and does not hold one request of the workload") as raised:
-        find(Machine(lambda _: kv_cache), tmp_path, max_num_seqs=True)
-    assert raised.value.place == "fit.max_num_seqs"
-    assert len(kept(tmp_path)) == 1
-
-
-def test_a_second_start_without_room_for_one_request_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="does not hold one request of the workload"):
-        find(Machine(by_turn(8, 0)), tmp_path, max_num_seqs=True)
+def test_a_cache_without_room_for_one_request_is_reported(tmp_path: Path, caches: list[KvCache | None], message: str) -> None:
+    left = iter(caches)
+    whole = f"{message}, and does not hold one request of the workload"
+    assert refused(Machine(lambda _: next(left)), tmp_path, whole, max_num_seqs=True).place == "fit.max_num_seqs"
+    assert len(list(tmp_path.iterdir())) == len(caches)
 
 
 @pytest.mark.parametrize("kind", TOO_SMALL)
 @pytest.mark.parametrize("is_under_load", [False, True])
 def test_a_server_that_runs_out_of_memory_with_what_was_found_gets_less(tmp_path: Path, kind: str, is_under_load: bool) -> None:
-    def check(arguments: ServerArguments) -> None:
-        sequences = arguments.get(SEQUENCES, 0)
-        assert isinstance(sequences, int)
-        if sequences > 300:
+    def run(arguments: ServerArguments, *, loaded: bool) -> None:
+        if loaded is is_under_load and number_in(arguments, SEQUENCES) > 300:
             raise out_of_memory(kind)
 
     def of(arguments: ServerArguments) -> KvCache:
-        if not is_under_load:
-            check(arguments)
+        run(arguments, loaded=False)
         return holding(500)
 
     def preempts(arguments: ServerArguments) -> int:
-        check(arguments)
+        run(arguments, loaded=True)
         return 0
 
     fitted = find(Machine(of, preempts=preempts), tmp_path, max_num_seqs=True)
     assert fitted.found == {SEQUENCES: 281}
-    assert [(tried.arguments.get(SEQUENCES), tried.failed_because) for tried in fitted.tries] == [
-        (None, None),
-        (500, "out of GPU memory"),
-        (375, "out of GPU memory"),
-        (281, None),
-    ]
+    assert [tried.arguments.get(SEQUENCES) for tried in fitted.tries] == [None, 500, 375, 281]
+    assert [tried.failed_because for tried in fitted.tries] == [None, "out of GPU memory", "out of GPU memory", None]
 
 
 @pytest.mark.parametrize(
@@ -371,12 +336,10 @@ def test_the_sequences_are_those_of_the_size_that_was_found(tmp_path: Path) -> N
 
 
 def test_the_fastest_is_the_one_with_the_highest_output_throughput(tmp_path: Path) -> None:
-    machine = Machine(rates=by_batch({2048: 90.0, 4096: 110.0, 8192: 100.0}))
-    fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096, 8192])
+    machine, sizes = Machine(rates=by_batch({2048: 90.0, 4096: 110.0, 8192: 100.0})), [2048, 4096, 8192]
+    fitted = find(machine, tmp_path, max_num_batched_tokens=sizes)
     assert fitted.found == {BATCHED: 4096}
-    assert (
-        machine.started == [plan.server.arguments for plan in machine.loads] == [{BATCHED: size} for size in (2048, 4096, 8192)]
-    )
+    assert machine.started == [plan.server.arguments for plan in machine.loads] == [{BATCHED: size} for size in sizes]
     assert [tried.output_throughput_tok_s for tried in fitted.tries] == [90.0, 110.0, 100.0]
 
 
@@ -384,8 +347,8 @@ def test_an_invalid_load_is_no_fast_one(tmp_path: Path) -> None:
     machine = Machine(rates=by_batch({2048: 90.0, 4096: "repeat 1: 3 preemptions"}))
     fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
     assert fitted.found == {BATCHED: 2048}
-    assert fitted.tries[1].failed_because == "repeat 1: 3 preemptions"
-    assert fitted.tries[1].output_throughput_tok_s is None
+    second = fitted.tries[1]
+    assert (second.failed_because, second.output_throughput_tok_s) == ("repeat 1: 3 preemptions", None)
 
 
 @pytest.mark.parametrize("kind", TOO_SMALL)
@@ -403,9 +366,9 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, kind: str) -> None
 
 def test_where_every_load_is_invalid_each_is_reported(tmp_path: Path) -> None:
     machine = Machine(rates=by_batch({2048: "39 of 40 requests completed", 4096: "it lasted 0.1 s"}))
-    with pytest.raises(RecipeError, match=r"no load of max_num_batched_tokens \[2048, 4096\] is valid") as raised:
-        find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
-    assert raised.value.log_tail == ("39 of 40 requests completed", "it lasted 0.1 s")
+    message = r"no load of max_num_batched_tokens \[2048, 4096\] is valid"
+    error = refused(machine, tmp_path, message, max_num_batched_tokens=[2048, 4096])
+    assert error.log_tail == ("39 of 40 requests completed", "it lasted 0.1 s")
 
 
 def test_a_load_that_the_host_breaks_is_raised(tmp_path: Path) -> None:
@@ -459,19 +422,17 @@ def test_the_recipes_own_arguments_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "tokens"),
+    ("samples", "tokens"),
     [
-        ('vllm:cache_config_info{block_size="128",engine="0"} 1.0', 128),
-        (
-            'vllm:cache_config_info{block_size="16",engine="0"} 1.0\nvllm:cache_config_info{block_size="528",engine="1"} 1.0',
-            528,
-        ),
-        ('vllm:cache_config_info{block_size="None",engine="0"} 1.0', None),
-        ('vllm:cache_config_info{block_size="0",engine="0"} 1.0', None),
-        ('vllm:cache_config_info{engine="0"} 1.0', None),
-        ('other_info{block_size="128"} 1.0', None),
-        ("", None),
+        (['vllm:cache_config_info{block_size="128",engine="0"}'], 128),
+        ([f'vllm:cache_config_info{{block_size="{size}",engine="{at}"}}' for at, size in enumerate((16, 528))], 528),
+        (['vllm:cache_config_info{block_size="None",engine="0"}'], None),
+        (['vllm:cache_config_info{block_size="0",engine="0"}'], None),
+        (['vllm:cache_config_info{engine="0"}'], None),
+        (['other_info{block_size="128"}'], None),
+        ([], None),
     ],
 )
-def test_of_how_many_tokens_a_block_is_is_on_the_metrics_page(page: str, tokens: int | None) -> None:
-    assert block_tok(f"# TYPE vllm:cache_config_info gauge\n{page}\n" if page else page) == tokens
+def test_of_how_many_tokens_a_block_is_is_on_the_metrics_page(samples: list[str], tokens: int | None) -> None:
+    lines = ["# TYPE vllm:cache_config_info gauge", *(f"{sample} 1.0" for sample in samples)]
+    assert block_tok("\n".join([*lines, ""]) if samples else "") == tokens

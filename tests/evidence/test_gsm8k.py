@@ -1,6 +1,5 @@
 """The real questions of GSM8K through the real lm-eval: what the server knows is what is measured, to the question."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -8,23 +7,21 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.evidence.commands import SERVER, STARTING
-from tests.fakes.openai_server import Book, serving
-from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
-from vllm_qualify.evidence.answers import BLOCKS, Answered, read_answers
+from tests.builders.accuracy import ask_task, read_rows
+from tests.fakes.openai_server import Book
+from vllm_qualify.evidence.accuracy.answers import Answered
+from vllm_qualify.evidence.accuracy.blocks import BLOCKS
+from vllm_qualify.evidence.accuracy.measurements import parse_task
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.accuracy import Accuracy
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gsm8k"
 TEST, SHOTS = DATA / "test.jsonl", DATA / "train.jsonl"
 QUESTIONS, RIGHT, ONLY_FLEXIBLE, CUT, LOST = 1319, 1000, 57, 13, 20
 
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(not TEST.is_file(), reason=f"the questions of GSM8K are not at {DATA}"),
-]
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(not TEST.is_file(), reason=f"the questions of GSM8K are not at {DATA}")]
 
 
 class Measured(NamedTuple):
@@ -41,23 +38,17 @@ def measured(folder: Path, book: Book, *, sequential: bool, repetitions: int, as
         sequential=sequential,
         questions=[TEST, SHOTS],
     )
-    task = folder / "accuracy" / "gsm8k"
-    with serving(book) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, task, lambda *_: None)
-            for step in run.steps[:asked]:
-                run.ask(step)
+    answered, task = ask_task(plan, folder, book, asked)
     rows = parse_task(task, plan, Levels())
     prompts: dict[str, set[str]] = {}
     for prompt in book.prompts:
         prompts.setdefault(prompt.rpartition("Question: ")[2], set()).add(prompt)
-    return Measured({each.filter or each.metric: each for each in rows}, read_answers(task, plan), prompts)
+    return Measured({each.filter or each.metric: each for each in rows}, answered, prompts)
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, str]]:
-    return [json.loads(line) for line in TEST.read_text().split("\n") if line]
+    return read_rows(TEST)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.judge.test_compare import CPU, cell_plan, server_plan
+from tests.builders.comparisons import CPU, cell_plan, server_plan
 from vllm_qualify.engine.watch import HOST_SAMPLES, GpuSample, HostSample
 from vllm_qualify.evidence.idle import Idle, Stretch, idle, measurement
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.stages import MACHINE, idle_gpus, parse
+from vllm_qualify.evidence.stages.serve import idle_gpus
+from vllm_qualify.evidence.stages.stage import MACHINE
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import GPU_IDLE, METRICS
 
@@ -121,7 +123,8 @@ def evidence(tmp_path: Path) -> Path:
     serve.mkdir()
     (serve / MACHINE).write_text(CPU.model_dump_json())
     (serve / HOST_SAMPLES).write_text("".join(f"{each.model_dump_json(exclude_defaults=True)}\n" for each in real()))
-    for name, seconds in (("launched_at", NOTHING), ("startup_s", BUSY - NOTHING), ("ended_at", TURNS)):
+    times = {"launched_at": NOTHING, "launched_by_clock": NOTHING, "startup_s": BUSY - NOTHING, "ended_at": TURNS}
+    for name, seconds in times.items():
         (serve / name).write_text(f"{seconds:.3f}\n")
     return tmp_path
 
@@ -130,13 +133,12 @@ def plan_on(gpus: list[int]) -> CellPlan:
     return cell_plan([], server=server_plan().model_copy(update={"gpus": gpus}))
 
 
-def idle_share(evidence: Path, gpus: list[int]) -> Measurement | None:
-    return next((row for row in parse("serve", plan_on(gpus), evidence) if row.metric == GPU_IDLE), None)
+def idle_shares(evidence: Path, gpus: list[int]) -> list[Measurement]:
+    return [row for row in parse("serve", plan_on(gpus), evidence) if row.metric == GPU_IDLE]
 
 
 def test_a_stage_tells_its_servers_share(evidence: Path) -> None:
-    row = idle_share(evidence, [0])
-    assert row is not None
+    (row,) = idle_shares(evidence, [0])
     assert row.value == pytest.approx(0.51, abs=0.02)
     kept = idle_gpus(evidence / "serve", plan_on([0]))
     assert kept is not None
@@ -144,36 +146,24 @@ def test_a_stage_tells_its_servers_share(evidence: Path) -> None:
 
 
 def test_a_server_on_the_cpu_has_no_such_share(evidence: Path) -> None:
-    assert idle_share(evidence, []) is None
+    assert idle_shares(evidence, []) == []
     assert idle_gpus(evidence / "serve", plan_on([])) is None
 
 
-def test_a_run_that_did_not_record_its_end_has_no_such_share(evidence: Path) -> None:
-    (evidence / "serve" / "ended_at").unlink()
-    assert idle_share(evidence, [0]) is None
-
-
 @pytest.mark.parametrize("name", ["launched_at", "startup_s", "ended_at", HOST_SAMPLES])
-@pytest.mark.parametrize("text", ["nan\n", "inf\n", "{}\n", "\0\n"])
-def test_an_unusable_file_is_invalid_and_no_error(name: str, text: str, evidence: Path) -> None:
-    (evidence / "serve" / name).write_text(text)
-    row = idle_share(evidence, [0])
-    assert row is not None
+@pytest.mark.parametrize("text", [None, "nan\n", "inf\n", "{}\n", "\0\n"])
+def test_an_unusable_file_is_invalid_and_no_error(name: str, text: str | None, evidence: Path) -> None:
+    (evidence / "serve" / name).unlink()
+    if text is not None:
+        (evidence / "serve" / name).write_text(text)
+    (row,) = idle_shares(evidence, [0])
     assert row.value is None
     assert "it is not known how long GPUs idled" in (row.invalid_because or "")
-
-
-@pytest.mark.parametrize("name", ["launched_at", "startup_s", HOST_SAMPLES])
-def test_a_missing_file_is_invalid(name: str, evidence: Path) -> None:
-    (evidence / "serve" / name).unlink()
-    row = idle_share(evidence, [0])
-    assert row is not None
-    assert f"No such file or directory: {name}" in (row.invalid_because or "")
+    assert text is not None or f"No such file or directory: {name}" in (row.invalid_because or "")
 
 
 def test_a_torn_last_line_is_left_out(evidence: Path) -> None:
     with (evidence / "serve" / HOST_SAMPLES).open("a") as file:
         file.write('{"time": 17953649')
-    row = idle_share(evidence, [0])
-    assert row is not None
+    (row,) = idle_shares(evidence, [0])
     assert row.value == pytest.approx(0.51, abs=0.02)

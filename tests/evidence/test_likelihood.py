@@ -22,7 +22,7 @@ from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence import likelihood, passages
 from vllm_qualify.evidence.likelihood import Scored, measure_likelihood, per_token, read_scored, share_per_token
-from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.evidence.measurement import UNUSABLE, Interval
 from vllm_qualify.evidence.passages import Passage
 from vllm_qualify.evidence.sequential import Sides
 
@@ -34,11 +34,11 @@ MODEL = "reference"
 
 
 def answers_captured() -> list[Passage]:
-    return passages._of_task(CAPTURED / "accuracy" / "gsm8k", "gsm8k")
+    return passages._read_task(CAPTURED / "accuracy" / "gsm8k", "gsm8k")
 
 
 def texts_captured() -> list[Passage]:
-    return list(passages.given((CAPTURED / "likelihood" / "given-texts.jsonl").read_bytes()))
+    return list(passages.read_texts((CAPTURED / "likelihood" / "given-texts.jsonl").read_bytes()))
 
 
 def lines_of(file: str = likelihood.ANSWERS) -> list[Document]:
@@ -88,31 +88,36 @@ def test_the_captured_texts_are_scored_from_their_second_token_on(tmp_path: Path
     assert all(0.1 < scored.nll_nat / len(scored.tokens) < 0.3 and scored.hits < len(scored.tokens) for scored in texts)
 
 
+def beside(own: Document, other: Document, key: str = "700", line: int = 0) -> Change:
+    """Another token at a place, which is as the text's own but for its changes."""
+
+    def change(lines: list[Document]) -> None:
+        place = places(lines[line])[3]
+        (of_text,) = place
+        place[key] = place[of_text] | other
+        place[of_text] |= own
+
+    return change
+
+
 def test_of_two_tokens_that_are_equally_likely_the_texts_own_is_the_likeliest(tmp_path: Path) -> None:
     lines = lines_of()
     for line, rank in ((0, 1), (1, 2)):
-        place = places(lines[line])[3]
-        (token,) = place
-        place[token] |= {"logprob": -1.0, "rank": rank}
-        place["700"] = place[token] | {"rank": 1}
-    scores = read(tmp_path / "answers.jsonl", lines)
-    assert all(scored.hits == len(scored.tokens) for scored in scores)
+        beside({"logprob": -1.0, "rank": rank}, {"logprob": -1.0, "rank": 1}, line=line)(lines)
+    assert all(scored.hits == len(scored.tokens) for scored in read(tmp_path / "answers.jsonl", lines))
 
 
 # --- hostile replies
 
 
-def at(line: int, token: int) -> Callable[[list[Document]], Document]:
-    def entry(lines: list[Document]) -> Document:
-        place = places(lines[line])[token]
-        entry_of_token: Document = place[str(lines[line]["tokens"][lines[line]["begins"] + token])]
-        return entry_of_token
+def setting(**changes: object) -> Change:
+    """Changes of what the first text's fifth token has."""
 
-    return entry
+    def change(lines: list[Document]) -> None:
+        (entry,) = places(lines[0])[4].values()
+        entry.update(changes)
 
-
-def setting(entry: Callable[[list[Document]], Document], **changes: object) -> Change:
-    return lambda lines: entry(lines).update(changes)
+    return change
 
 
 def swap_replies(lines: list[Document]) -> None:
@@ -123,31 +128,6 @@ def swap_texts(lines: list[Document]) -> None:
     """The server tokenizes one question as another, and scores that."""
     for key in ("tokens", "begins", "reply"):
         lines[0][key], lines[1][key] = lines[1][key], lines[0][key]
-
-
-def likelier_than_the_likeliest(lines: list[Document]) -> None:
-    place = places(lines[0])[3]
-    (token,) = place
-    place["700"] = place[token] | {"logprob": -5.0, "rank": 1}
-    place[token] |= {"rank": 2, "logprob": -0.1}
-
-
-def more_than_certain(lines: list[Document]) -> None:
-    place = places(lines[0])[3]
-    (token,) = place
-    place["700"] = place[token] | {"logprob": -0.1, "rank": 1}
-    place[token] |= {"rank": 2, "logprob": -0.2}
-
-
-def nothing_at_a_place(lines: list[Document]) -> None:
-    lines[0]["reply"]["choices"][0]["prompt_logprobs"][5] = None
-
-
-def no_id(lines: list[Document]) -> None:
-    place = places(lines[0])[3]
-    (token,) = place
-    place["0700"] = place[token] | {"rank": 1}
-    place[token] |= {"rank": 2, "logprob": -12.0}
 
 
 HOSTILE: dict[str, tuple[Change, str]] = {
@@ -166,20 +146,23 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "no likelihoods": (lambda lines: lines[0]["reply"]["choices"][0].update(prompt_logprobs=None), "prompt_logprobs"),
     "too few": (lambda lines: places(lines[0]).pop(), "48 tokens and 47 likelihoods"),
     "too many": (lambda lines: places(lines[0]).append({}), "48 tokens and 49 likelihoods"),
-    "a null": (nothing_at_a_place, "prompt_logprobs"),
+    "a null": (lambda lines: lines[0]["reply"]["choices"][0]["prompt_logprobs"].__setitem__(5, None), "prompt_logprobs"),
     "an empty place": (lambda lines: places(lines[0]).__setitem__(5, {}), "about other tokens"),
-    "NaN": (setting(at(0, 4), logprob=math.nan), "logprob"),
-    "minus infinity": (setting(at(0, 4), logprob=-math.inf), "logprob"),
-    "text for a number": (setting(at(0, 4), logprob="-0.1"), "logprob"),
-    "above zero": (setting(at(0, 4), logprob=0.1), "logprob"),
-    "below what vLLM writes": (setting(at(0, 4), logprob=-10_000.0), "logprob"),
-    "no rank": (setting(at(0, 4), rank=None), "rank"),
-    "a rank of 0": (setting(at(0, 4), rank=0), "rank"),
-    "no likeliest token": (setting(at(0, 4), rank=2), "which token is the likeliest"),
-    "likelier than the likeliest": (likelier_than_the_likeliest, "likelihoods that cannot be"),
-    "more than certain": (more_than_certain, "likelihoods that cannot be"),
+    "NaN": (setting(logprob=math.nan), "logprob"),
+    "minus infinity": (setting(logprob=-math.inf), "logprob"),
+    "text for a number": (setting(logprob="-0.1"), "logprob"),
+    "above zero": (setting(logprob=0.1), "logprob"),
+    "below what vLLM writes": (setting(logprob=-10_000.0), "logprob"),
+    "no rank": (setting(rank=None), "rank"),
+    "a rank of 0": (setting(rank=0), "rank"),
+    "no likeliest token": (setting(rank=2), "which token is the likeliest"),
+    "likelier than the likeliest": (
+        beside({"logprob": -0.1, "rank": 2}, {"logprob": -5.0, "rank": 1}),
+        "likelihoods that cannot be",
+    ),
+    "more than certain": (beside({"logprob": -0.2, "rank": 2}, {"logprob": -0.1, "rank": 1}), "likelihoods that cannot be"),
     "other tokens": (lambda lines: lines[0]["tokens"].__setitem__(-1, 3), "about other tokens"),
-    "an id that is none": (no_id, "is no token id"),
+    "an id that is none": (beside({"logprob": -12.0, "rank": 2}, {"rank": 1}, "0700"), "is no token id"),
     "another count of tokens": (lambda lines: lines[0]["reply"]["usage"].update(prompt_tokens=9), "the server counts 9"),
     "no text's tokens": (lambda lines: lines[0].update(begins=len(lines[0]["tokens"])), "0 tokens"),
     "a text that begins later": (lambda lines: lines[0].update(begins=lines[0]["begins"] + 1), "47 tokens and 48"),
@@ -348,58 +331,61 @@ def measured(path: Path, *passages_given: Passage, **behaviour: Any) -> tuple[li
     return [json.loads(line) for line in path.read_text().splitlines()], asked
 
 
+def measured_alone(path: Path, passage: Passage) -> tuple[Document, Scored, tuple[str, Document]]:
+    """The line of a passage, its score, and the last request."""
+    (line,), asked = measured(path, passage)
+    (scored,) = read_scored(path, [passage], MODEL)
+    return line, scored, asked[-1]
+
+
 def test_only_the_tokens_of_the_answer_count(tmp_path: Path) -> None:
-    passage = Passage("gsm8k", 7, "Q? ", "It is 7.")
-    (line,), asked = measured(tmp_path / "answers.jsonl", passage)
+    line, scored, (path, request) = measured_alone(tmp_path / "answers.jsonl", Passage("gsm8k", 7, "Q? ", "It is 7."))
     assert line["begins"] == 3
-    (scored,) = read_scored(tmp_path / "answers.jsonl", [passage], MODEL)
     assert "".join(map(piece, scored.tokens)) == "It is 7."
     assert scored.nll_nat == pytest.approx(0.5 * 8)
-    path, request = asked[-1]
     assert (path, request["prompt"]) == ("/v1/completions", tokens_of("Q? It is 7."))
     assert (request["max_tokens"], request["prompt_logprobs"], request["temperature"]) == (1, 1, 0)
 
 
 def test_a_token_on_both_sides_of_the_boundary_counts_as_the_answers(tmp_path: Path) -> None:
-    passage = Passage("gsm8k", 7, "Q:", "A dog")
-    (line,), _ = measured(tmp_path / "answers.jsonl", passage)
+    line, scored, _ = measured_alone(tmp_path / "answers.jsonl", Passage("gsm8k", 7, "Q:", "A dog"))
     assert [piece(token) for token in line["tokens"][line["begins"] :]] == [":A", " ", "d", "o", "g"]
-    (scored,) = read_scored(tmp_path / "answers.jsonl", [passage], MODEL)
     assert len(scored.tokens) == 5
 
 
 def test_a_chat_is_rendered_by_the_servers_own_template(tmp_path: Path) -> None:
     passage = Passage("chat", 1, [{"role": "user", "content": "Who?"}], "Ada.")
-    (line,), _ = measured(tmp_path / "answers.jsonl", passage)
+    line, scored, _ = measured_alone(tmp_path / "answers.jsonl", passage)
     assert "".join(map(piece, line["tokens"])) == "<user>Who?<assistant>Ada."
-    (scored,) = read_scored(tmp_path / "answers.jsonl", [passage], MODEL)
     assert "".join(map(piece, scored.tokens)) == "Ada."
 
 
 def test_a_text_is_scored_from_its_second_token_on(tmp_path: Path) -> None:
-    passage = Passage("texts", 1, "", "It is 7.")
-    measured(tmp_path / "texts.jsonl", passage)
-    (scored,) = read_scored(tmp_path / "texts.jsonl", [passage], MODEL)
+    _, scored, _ = measured_alone(tmp_path / "texts.jsonl", Passage("texts", 1, "", "It is 7."))
     assert "".join(map(piece, scored.tokens)) == "t is 7."
 
 
+NO_IDS = [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_model_len": 9}, {"tokens": [1]}]
+
+
 @pytest.mark.parametrize(
-    "reply", [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_model_len": 9}, {"tokens": [1]}]
+    ("behaviour", "reason"),
+    [
+        *(({"ids": reply}, "_Tokenized") for reply in NO_IDS),
+        ({"refuses": "/tokenize"}, r"HTTP 400: .*not here"),
+        ({"refuses": "/v1/completions"}, r"HTTP 400: .*not here"),
+        ({"most": 8}, "question 0 of gsm8k has with its answer 8 tokens, and the server takes 8"),
+    ],
+    ids=str,
 )
-def test_a_server_that_gives_no_ids_is_the_reason(reply: Document, tmp_path: Path) -> None:
-    passages_given = [Passage("gsm8k", 1, "Q?", "A.")]
-    measured(tmp_path / "answers.jsonl", *passages_given, ids=reply)
-    with pytest.raises(ValueError, match="_Tokenized"):
-        read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
-
-
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
-def test_scoring_ends_at_the_first_refusal_which_is_the_reason(path: str, tmp_path: Path) -> None:
-    passages_given = [Passage("gsm8k", number, "Q?", "A.") for number in range(3)]
-    lines, _ = measured(tmp_path / "answers.jsonl", *passages_given, refuses=path)
+def test_scoring_ends_at_the_first_reply_that_is_none_which_is_the_reason(
+    behaviour: Document, reason: str, tmp_path: Path
+) -> None:
+    given = [Passage("gsm8k", number, "", "It is 7.") for number in range(3)]
+    lines, _ = measured(tmp_path / "answers.jsonl", *given, **behaviour)
     assert len(lines) == 1
-    with pytest.raises(ValueError, match=r"HTTP 400: .*not here"):
-        read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
+    with pytest.raises(ValueError, match=reason):
+        read_scored(tmp_path / "answers.jsonl", given, MODEL)
 
 
 def test_a_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
@@ -413,13 +399,6 @@ def test_a_text_that_is_too_long_is_the_recipes_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="the text of line 4 has 8 tokens, and the server takes 8") as raised:
         measured(tmp_path / "texts.jsonl", Passage("texts", 4, "", "It is 7."), most=8)
     assert raised.value.place == "likelihood.texts"
-
-
-def test_an_answer_that_is_too_long_is_the_reason(tmp_path: Path) -> None:
-    passage = Passage("gsm8k", 4, "", "It is 7.")
-    measured(tmp_path / "answers.jsonl", passage, most=8)
-    with pytest.raises(ValueError, match="question 4 of gsm8k has with its answer 8 tokens, and the server takes 8"):
-        read_scored(tmp_path / "answers.jsonl", [passage], MODEL)
 
 
 # --- which answers are scored
@@ -447,18 +426,23 @@ def sample(**changes: object) -> Document:
 def test_only_replies_with_a_text_are_scored(row: Document, prompts: list[object], tmp_path: Path) -> None:
     (tmp_path / "r1-b1").mkdir()
     (tmp_path / "r1-b1" / "samples_own.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
-    assert [passage.prompt for passage in passages._of_task(tmp_path, "own")] == prompts
+    assert [passage.prompt for passage in passages._read_task(tmp_path, "own")] == prompts
 
 
 # --- intervals
 
 
+def interval_per_token(totals: list[float], tokens: list[int], at: Sides) -> Interval:
+    _, interval = per_token(totals, tokens, at)
+    assert interval is not None
+    return interval
+
+
 def test_with_equal_lengths_the_bounds_are_those_of_a_mean() -> None:
     totals = [-1.5, 1.0, 3.5, 2.0, 0.0]
-    value, interval = per_token(totals, [10] * 5, Sides(0.05, 0.01))
+    interval = interval_per_token(totals, [10] * 5, Sides(0.05, 0.01))
     mean, error = np.mean(totals) / 10, stats.sem(totals) / 10
-    assert value == pytest.approx(mean)
-    assert interval is not None
+    assert per_token(totals, [10] * 5, Sides(0.05, 0.01))[0] == pytest.approx(mean)
     assert interval.lower == pytest.approx(mean + stats.t.ppf(0.05, 4) * error)
     assert interval.upper == pytest.approx(mean - stats.t.ppf(0.01, 4) * error)
 
@@ -467,8 +451,7 @@ def test_a_passage_that_changed_far_more_reaches_further_on_its_side() -> None:
     """Hall's t by hand: of 19 passages that did not change and one that did, the skew is 4.25 over the root of 20."""
     for sign in (1.0, -1.0):
         totals = [0.0] * 19 + [sign * 10.0]
-        _, interval = per_token(totals, [10] * 20, Sides(0.05, 0.05))
-        assert interval is not None
+        interval = interval_per_token(totals, [10] * 20, Sides(0.05, 0.05))
         error, skew = stats.sem(totals) / 10, sign * stats.skew(totals) * (19 / 20) ** 1.5 / 20**0.5
         far, near = (interval.upper, interval.lower) if sign > 0 else (interval.lower, interval.upper)
         t = (0.05 - sign * far) / error
@@ -484,19 +467,13 @@ def test_a_massive_change_of_few_passages_seldom_seems_smaller_than_it_is(number
     for _ in range(1000):
         tokens = np.maximum(1, random.lognormal(4.5, 0.5, number).round())
         totals = tokens * np.where(random.random(number) < share, random.gamma(8.0, 3 / 8, number), 0.0)
-        _, interval = per_token(totals.tolist(), list(map(int, tokens)), Sides(0.05, 0.04))
-        assert interval is not None
-        misses += interval.upper < 3 * share
+        misses += interval_per_token(totals.tolist(), list(map(int, tokens)), Sides(0.05, 0.04)).upper < 3 * share
     # There is room for the chance of 1,000 draws.
     assert misses / 1000 < 0.05 + 0.015
 
 
-def test_a_longer_passage_counts_more() -> None:
-    value, _ = per_token([10.0, 0.0], [30, 10], Sides(0.05, 0.05))
-    assert value == pytest.approx(0.25)
-
-
-def test_one_passage_shows_no_noise() -> None:
+def test_a_longer_passage_counts_more_and_one_shows_no_noise() -> None:
+    assert per_token([10.0, 0.0], [30, 10], Sides(0.05, 0.05))[0] == pytest.approx(0.25)
     value, interval = per_token([1.0], [10], Sides(0.05, 0.05))
     assert value == pytest.approx(0.1)
     assert interval is None
@@ -504,13 +481,10 @@ def test_one_passage_shows_no_noise() -> None:
 
 def test_the_bounds_miss_the_mean_of_all_texts_as_seldom_as_they_say() -> None:
     """Passages of unequal lengths, with increases that are skewed as measured ones are; each draw is of 100 of them."""
-    random = np.random.default_rng(5)
-    misses = 0
+    random, misses = np.random.default_rng(5), 0
     for _ in range(2000):
         tokens = random.integers(20, 120, 100)
-        totals = tokens * random.gamma(1.0, 0.01, 100)
-        _, interval = per_token(list(totals), list(map(int, tokens)), Sides(0.05, 0.05))
-        assert interval is not None
+        interval = interval_per_token((tokens * random.gamma(1.0, 0.01, 100)).tolist(), tokens.tolist(), Sides(0.05, 0.05))
         misses += not interval.lower <= 0.01 <= interval.upper
     assert 0.07 < misses / 2000 < 0.15
 

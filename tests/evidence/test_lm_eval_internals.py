@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from lm_eval.tasks import TaskManager
 
-from tests.warm import lm_eval
-from vllm_qualify.evidence.lm_eval_internals import UnusableGroupError, find, task_files
+from tests.builders.accuracy import install_packages
+from vllm_qualify.evidence.accuracy.letters import RefusedError
+from vllm_qualify.evidence.accuracy.lm_eval_internals import find_task, task_files
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".cache" / "lm-eval-newest"
-UV = Path(sys.executable).parent / "uv"
 
 
 def tried(*arguments: str, before: Path | None = None) -> dict[str, Any]:
@@ -35,23 +35,11 @@ def tried(*arguments: str, before: Path | None = None) -> dict[str, Any]:
     return found
 
 
-@cache
-def newest() -> str | None:
-    """Why the newest release cannot be had, or None. It comes without what it needs, of which .venv has the locked versions."""
-    done = subprocess.run(
-        [UV, "pip", "install", "--quiet", "--target", NEWEST, "--upgrade", "--no-deps", "lm-eval"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.stderr[-300:] if done.returncode else None
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("which", ["locked", "newest"])
 def test_lm_eval_has_what_is_relied_on(which: str) -> None:
-    if which == "newest" and (problem := newest()):
+    # It comes without what it needs, of which .venv has the locked versions.
+    if which == "newest" and (problem := install_packages(NEWEST, "--upgrade", "--no-deps", "lm-eval")):
         pytest.skip(f"no package index has lm-eval: {problem}")
     found = tried(before=NEWEST if which == "newest" else None)
     assert found["problems"] == {}, f"lm-eval {found['lm_eval']} moved what lm_eval_internals.py relies on"
@@ -71,12 +59,7 @@ def test_lm_eval_has_what_is_relied_on(which: str) -> None:
     ],
 )
 def test_what_moved_is_named(gone: str, part: str) -> None:
-    command = [*lm_eval.program(), "-m", "tests.evidence.lm_eval_parts", "--without", gone, part]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    # Warnings and progress bars are around it.
-    found = re.search(r'\{"lm_eval": .*\}', done.stdout)
-    assert found, done
-    problem = json.loads(found[0])["problems"][part]
+    problem = tried("--without", gone, part)["problems"][part]
     assert gone.rpartition(".")[2] in problem
 
 
@@ -93,7 +76,7 @@ def test_what_moved_is_named(gone: str, part: str) -> None:
     ],
 )
 def test_usual_tasks_are_found_without_reading_all_files(task: str, members: int) -> None:
-    found = find(task, None)
+    found = find_task(task, None)
     assert found
     assert (len(found.names), found.is_group) == (members, members > 1)
     assert len(found.manager.task_index) < 100
@@ -127,10 +110,10 @@ def read_all(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_a_name_in_no_file_is_missed_without_reading_all_files(tmp_path: Path, read_all: list[bool]) -> None:
-    assert find("no_such_task", None) is None
+    assert find_task("no_such_task", None) is None
     (tmp_path / "mine.yaml").write_text("{group: mine, task: [no_such_task]}")
-    with pytest.raises(UnusableGroupError, match="names no_such_task, which is no task"):
-        find("mine", tmp_path)
+    with pytest.raises(RefusedError, match="names no_such_task, which is no task"):
+        find_task("mine", tmp_path)
     assert True not in read_all
 
 
@@ -138,7 +121,7 @@ def test_a_name_in_no_file_is_missed_without_reading_all_files(tmp_path: Path, r
 @pytest.mark.usefixtures("parsed_once")
 def test_a_member_whose_folder_has_another_name_is_found(tmp_path: Path, read_all: list[bool]) -> None:
     (tmp_path / "mine.yaml").write_text("{group: mine, task: [20_newsgroups]}")
-    found = find("mine", tmp_path)
+    found = find_task("mine", tmp_path)
     assert found
     assert found.names == ["20_newsgroups"]
     assert read_all[-1]
@@ -156,6 +139,6 @@ def test_the_name_of_every_task_group_and_tag_stands_in_a_file() -> None:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("parsed_once")
 def test_a_group_by_tags_has_all_its_members() -> None:
-    found = find("mmlu", None)
+    found = find_task("mmlu", None)
     assert found
     assert len(found.names) == 57

@@ -7,7 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,40 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.builders.loads import (
+    CAPTURED,
+    CAPTURED_FOLDER,
+    HITS,
+    LOAD_SERVER,
+    MEASURED,
+    PEAK,
+    REPEATS,
+    SETTINGS,
+    SHORT,
+    bounds_of,
+    by_metric,
+    change,
+    copy_repeat,
+    count,
+    load_server,
+    measure,
+    read_at_once,
+    read_result,
+    restated,
+    scale,
+    trtllm_page,
+    with_goodput_of_none,
+    with_settings,
+)
 from tests.directions import HIGHER_IS_BETTER
 from tests.evidence.commands import BENCH, CLIENT, SERVER, driven, options
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
-from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import Conditions, Counted
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.kinds.vllm import PREEMPTION_REMEDY
 from vllm_qualify.engine.process import Progress
-from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
-from vllm_qualify.evidence.load import client as client_of_loads
 from vllm_qualify.evidence.load import result as results
 from vllm_qualify.evidence.load.client import (
     Following,
@@ -37,64 +60,30 @@ from vllm_qualify.evidence.load.client import (
     warm_up_command,
 )
 from vllm_qualify.evidence.load.ended import ENDED, Ended
-from vllm_qualify.evidence.load.figures import first_repeat_problem, parse_load
-from vllm_qualify.evidence.load.problems import CLIENT_REMEDY, preemptions, problems_of
+from vllm_qualify.evidence.load.figures import first_repeat_problem
+from vllm_qualify.evidence.load.problems import preemptions, problems_of
 from vllm_qualify.evidence.load.result import BESIDE, steady_of
 from vllm_qualify.evidence.load.steady import UnsteadyError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.evidence.stages.table import parse_unfinished
 from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import gate_of
-from vllm_qualify.recipe.serving import VLLM, ServerArguments
-from vllm_qualify.recipe.workload import Load, Slo
+from vllm_qualify.recipe.load import Load, Slo
+from vllm_qualify.recipe.serving import ServerArguments
 
-CAPTURED = Path(__file__).parent / "captured" / "load"
-ABOUT = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
-SETTINGS = Load.model_validate(
-    {**ABOUT, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.01, "slo": {"ttft_ms": 20.0, "tpot_ms": 6.0}}
-)
-# The server may run as many requests as there are clients.
-ARGUMENTS: ServerArguments = {"max-num-seqs": 4}
-# Of 5 % each, so that with two gates no side has more.
-LEVELS = Levels()
-
-# Over the steady states of bench-1.json and bench-2.json: requests 4 to 35, and 16 to 35. None: too few for this percentile.
-REPEATS: dict[str, list[float] | None] = {
-    "request_throughput_req_s": [63.00220224383387, 64.75824134754826],
-    "output_throughput_tok_s": [502.54100383558114, 522.9227988814522],
-    "total_throughput_tok_s": [1530.2644279381211, 1584.9579569812436],
-    "ttft_mean_ms": [22.777219468480325, 22.280852950643748],
-    "ttft_p50_ms": [21.192429499933496, 21.763229502539616],
-    "ttft_p90_ms": None,
-    "ttft_p99_ms": None,
-    "tpot_mean_ms": [5.696424107164993, 5.554327050049323],
-    "tpot_p50_ms": [5.413366428131536, 5.70640714327705],
-    "tpot_p90_ms": None,
-    "tpot_p99_ms": None,
-    "itl_mean_ms": [5.696424107164993, 5.554327050049324],
-    "itl_p50_ms": [5.29772950176266, 5.5456035006500315],
-    "itl_p90_ms": None,
-    "itl_p99_ms": None,
-    "e2el_mean_ms": [62.652188218635274, 61.16114230098901],
-    "e2el_p50_ms": [61.29543449787889, 62.77394050266594],
-    "e2el_p90_ms": None,
-    "e2el_p99_ms": None,
-    "goodput_req_s": [11.812912920718851, 9.713736202132239],
-}
+NEEDED = {"p90": 44, "p99": 459}
+STATISTICS = ("mean", "p50", "p90", "p99")
+SECOND = read_result(CAPTURED)
 OF_FILE = Load.model_validate(
     {**SETTINGS.model_dump(), "input_len": None, "prompts": "prompts.jsonl", "prompts_sha256": "0" * 64}
 )
-MEASURED = [name for name, repeats in REPEATS.items() if repeats]
-NEEDED = {"p90": 44, "p99": 459}
-# Student's t with 1 degree of freedom, one-sided: of 96 % for the bound that decides `pass`, of 95 % for that of `fail`.
-T_OF_PASS, T_OF_FAIL = 7.915815, 6.313752
-PREEMPTIONS, HITS = "vllm:num_preemptions_total", "prefix_hit_share"
-PEAK = "peak_output_chunks_per_s"
+# Student's t with 1 degree of freedom, one-sided: of 97 % for the bound that decides `pass`, of 95 % for that of `fail`.
+T_OF_PASS, T_OF_FAIL = 10.578895, 6.313752
+PREEMPTIONS = "vllm:num_preemptions_total"
 FULL = [8] * 39
-# Between two chunks that are read at once, in s.
-SHORT = 1e-6
+EMPTIED = "/reset_prefix_cache 200\n"
 
 Document = dict[str, Any]
 
@@ -104,81 +93,16 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(CAPTURED, tmp_path / "load")
 
 
-def change(folder: Path, repeat: int = 2, **fields: Any) -> None:
-    """Set keys of a repeat's result; `...` removes one."""
-    path = folder / f"bench-{repeat}.json"
-    result = json.loads(path.read_text()) | fields
-    path.write_text(json.dumps({name: value for name, value in result.items() if value is not ...}))
-
-
-def count(folder: Path, when: str, repeat: int = 2, **counters: Any) -> None:
-    """Set counters of a /metrics page, by the names above without `vllm:` and `_total`; None removes one."""
-    path = folder / f"metrics-{repeat}-{when}.txt"
-    for short, number in counters.items():
-        name = f"vllm:{short}_total"
-        kept = [line for line in path.read_text().splitlines() if name not in line]
-        new = [] if number is None else [f"# TYPE {name} counter", f'{name}{{engine="0",model_name="reference"}} {number}']
-        path.write_text("\n".join([*kept, *new, ""]))
-
-
-def scale(folder: Path, repeat: int, slower: float) -> None:
-    """The same repeat, all of it so many times slower."""
-    result = json.loads((folder / f"bench-{repeat}.json").read_text())
-    times = {name: [each * slower for each in result[name]] for name in ("ttfts", "latencies", "start_times", "queue_times")}
-    itls = [[gap * slower for gap in gaps] for gaps in result["itls"]]
-    latencies = {name: value * slower for name, value in result.items() if name.endswith("_ms")}
-    rates = {name: result[name] / slower for name in ("request_throughput", "output_throughput", "total_token_throughput")}
-    change(folder, repeat, **times, **latencies, **rates, itls=itls, duration=result["duration"] * slower)
-
-
-def read_at_once(result: Document, first: int) -> Document:
-    """A result as it is where each reply's first chunk is read together with so many after it, and bench's figures of it."""
-    moved = [sum(gap - SHORT for gap in gaps[:first]) for gaps in result["itls"]]
-    itls = [[SHORT] * len(gaps[:first]) + gaps[first:] for gaps in result["itls"]]
-    ttfts = [ttft + late for ttft, late in zip(result["ttfts"], moved, strict=True)]
-    lengths = np.array(result["output_lens"])
-    latencies = np.array([ttft + sum(gaps) for ttft, gaps in zip(ttfts, itls, strict=True)])
-    tpots = (latencies - ttfts) / np.maximum(lengths - 1, 1)
-    times = {"ttft": np.array(ttfts), "tpot": tpots, "itl": np.concatenate(itls), "e2el": latencies}
-    changed = result | {"ttfts": ttfts, "itls": itls}
-    for latency, each in times.items():
-        percentiles = {f"p{percent}_{latency}_ms": 1000 * float(np.percentile(each, percent)) for percent in (50, 90, 99)}
-        changed |= percentiles | {f"mean_{latency}_ms": 1000 * float(each.mean())}
-    return changed
-
-
-def copy_repeat(folder: Path, repeat: int, of: int) -> None:
-    """Another repeat with nearly the same times, long after the one that it is made of."""
-    for name in ("bench-{}.json", "metrics-{}-before.txt", "metrics-{}-after.txt"):
-        shutil.copy(folder / name.format(of), folder / name.format(repeat))
-    result = json.loads((folder / f"bench-{of}.json").read_text())
-    times = {name: [time + 1e-9 * repeat for time in result[name]] for name in ("ttfts", "latencies")}
-    change(folder, repeat, start_times=[start + 100_000.0 * repeat for start in result["start_times"]], **times)
-
-
-def by_metric(
-    folder: Path, settings: Load = SETTINGS, levels: Levels = LEVELS, watched: Path | None = None
-) -> dict[str, Measurement]:
-    rows = {each.metric: each for each in parse_load(folder, settings, levels, VLLM, ARGUMENTS, watched)}
-    assert settings.shares_prefixes or HITS not in rows
-    rows.pop(HITS, None)
-    rows.pop(PEAK, None)
-    assert list(rows) == [name for name in REPEATS if settings.slo or name != "goodput_req_s"]
-    return rows
-
-
 def value_of(folder: Path, settings: Load = SETTINGS, watched: Path | None = None) -> float | None:
     return by_metric(folder, settings, watched=watched)["output_throughput_tok_s"].value
 
 
 def assert_nothing(folder: Path, *message: str, settings: Load = SETTINGS, watched: Path | None = None) -> None:
     """A repeat that cannot be trusted leaves no number at all."""
-    for measurement in by_metric(folder, settings, watched=watched).values():
-        assert measurement.value is None
-        assert measurement.interval is None
-        assert measurement.sample_count == 0
+    for row in by_metric(folder, settings, watched=watched).values():
+        assert (row.value, row.interval, row.sample_count) == (None, None, 0)
         for words in message:
-            assert words in (measurement.invalid_because or "")
+            assert words in (row.invalid_because or "")
 
 
 @pytest.mark.parametrize("metric", REPEATS)
@@ -193,19 +117,16 @@ def test_the_captured_files_give_every_metric_over_both_repeats(metric: str) -> 
         assert (row.value, row.invalid_because) == (None, message)
         return
     first, second = repeats
-    assert row.repeats == pytest.approx([first, second])
-    assert row.value == pytest.approx(math.sqrt(first * second))
+    mean, error = math.sqrt(first * second), abs(math.log(first / second)) / 2
+    assert [*row.repeats, row.value] == pytest.approx([first, second, mean])
     assert row.sample_count == 32 + 20
     below, above = (T_OF_PASS, T_OF_FAIL) if metric in HIGHER_IS_BETTER else (T_OF_FAIL, T_OF_PASS)
-    error = abs(math.log(first / second)) / 2
-    assert row.interval is not None
-    assert row.interval.lower == pytest.approx(math.sqrt(first * second) * math.exp(-below * error), rel=1e-5)
-    assert row.interval.upper == pytest.approx(math.sqrt(first * second) * math.exp(above * error), rel=1e-5)
+    assert bounds_of(row) == pytest.approx((mean * math.exp(-below * error), mean * math.exp(above * error)), rel=1e-5)
 
 
 def test_the_values_are_those_counted_by_hand() -> None:
     """Of the second repeat, whose steady state is from the wave of requests 16 to 19 to that of 36 to 39."""
-    result = json.loads((CAPTURED / "bench-2.json").read_text())
+    result = read_result(CAPTURED)
     starts, stretches = result["start_times"], range(4)
     assert starts == sorted(starts)
     length = sum(starts[36 + each] - starts[16 + each] for each in stretches) / 4
@@ -225,31 +146,26 @@ def test_the_values_are_those_counted_by_hand() -> None:
 
 def test_one_repeat_shows_no_noise(folder: Path) -> None:
     (folder / "bench-2.json").unlink()
-    row = by_metric(folder, SETTINGS.model_copy(update={"repeats": 1}))["output_throughput_tok_s"]
+    row = by_metric(folder, with_settings(repeats=1))["output_throughput_tok_s"]
     assert row.value == pytest.approx(502.54100383558114)
-    assert row.interval is None
-    assert row.sample_count == 32
+    assert (row.interval, row.sample_count) == (None, 32)
 
 
 def test_an_early_look_is_surer_than_the_last() -> None:
-    early = by_metric(CAPTURED, SETTINGS.model_copy(update={"most_repeats": 8}))["output_throughput_tok_s"].interval
-    last = by_metric(CAPTURED)["output_throughput_tok_s"].interval
-    assert early is not None
-    assert last is not None
-    assert early.lower < last.lower
-    assert early.upper > last.upper
+    rows = (by_metric(CAPTURED, with_settings(most_repeats=most))["output_throughput_tok_s"] for most in (8, 2))
+    early, last = map(bounds_of, rows)
+    assert early[0] < last[0] < last[1] < early[1]
 
 
 @pytest.mark.parametrize(("metric", "failing_is_above"), [("output_throughput_tok_s", True), ("ttft_mean_ms", False)])
 def test_the_bound_that_fails_a_release_is_the_surer(metric: str, failing_is_above: bool) -> None:
-    plain, shared = by_metric(CAPTURED)[metric].interval, by_metric(CAPTURED, levels=Levels(false_fail=0.01))[metric].interval
-    assert plain is not None
-    assert shared is not None
-    assert (shared.upper > plain.upper, shared.lower < plain.lower) == (failing_is_above, not failing_is_above)
+    rows = (by_metric(CAPTURED, levels=levels)[metric] for levels in (Levels(), Levels(false_fail=0.01)))
+    plain, shared = map(bounds_of, rows)
+    assert (shared[1] > plain[1], shared[0] < plain[0]) == (failing_is_above, not failing_is_above)
 
 
 def test_without_an_slo_there_is_no_goodput() -> None:
-    assert "goodput_req_s" not in by_metric(CAPTURED, SETTINGS.model_copy(update={"slo": None}))
+    assert "goodput_req_s" not in by_metric(CAPTURED, with_settings(slo=None))
 
 
 def test_the_baseline_beside_is_parsed_the_same(folder: Path) -> None:
@@ -262,10 +178,9 @@ def test_the_baseline_beside_is_parsed_the_same(folder: Path) -> None:
 
 def test_each_number_is_traced_to_its_line(folder: Path) -> None:
     for number in (1, 2):
-        path = folder / f"bench-{number}.json"
         # A reply that quotes the key is not it.
-        result = {"generated_texts": ['"mean_ttft_ms": 1\n'], **json.loads(path.read_text())}
-        path.write_text(json.dumps(result, indent=1 if number == 2 else None))
+        result = {"generated_texts": ['"mean_ttft_ms": 1\n'], **read_result(folder, number)}
+        (folder / f"bench-{number}.json").write_text(json.dumps(result, indent=1 if number == 2 else None))
     lines = (folder / "bench-2.json").read_text().splitlines()
     line = next(number for number, line in enumerate(lines, 1) if line.startswith(' "mean_ttft_ms":'))
     assert by_metric(folder)["ttft_mean_ms"].traced_to == ["load/bench-1.json:1", f"load/bench-2.json:{line}"]
@@ -274,10 +189,8 @@ def test_each_number_is_traced_to_its_line(folder: Path) -> None:
 @pytest.mark.parametrize("repeat", [1, 2])
 def test_a_repeat_with_every_request_failed_is_no_fast_one(folder: Path, repeat: int) -> None:
     """As bench leaves it, with exit code 0: zeros for what it could not measure."""
-    zeros = {
-        f"{name}_{latency}_ms": 0.0 for latency in ("ttft", "tpot", "itl", "e2el") for name in ("mean", "p50", "p90", "p99")
-    }
-    rates = {"request_throughput": 0.0, "output_throughput": 0.0, "total_token_throughput": 0.0}
+    zeros = dict.fromkeys([f"{name}_{latency}_ms" for latency in ("ttft", "tpot", "itl", "e2el") for name in STATISTICS], 0.0)
+    rates = dict.fromkeys(["request_throughput", "output_throughput", "total_token_throughput"], 0.0)
     change(folder, repeat, completed=0, failed=40, output_lens=[0] * 40, **zeros, **rates)
     assert_nothing(folder, f"repeat {repeat}: 0 of 40 requests completed, 40 failed", "40 replies do not have 8 tokens")
 
@@ -298,78 +211,7 @@ def test_a_repeat_with_every_request_failed_is_no_fast_one(folder: Path, repeat:
         ({"duration": math.nan}, "it lasted nan s"),
         ({"duration": math.inf}, "it lasted inf s"),
         ({"duration": -1.0}, "it lasted -1.0 s"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else str(value),
-)
-def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Document, message: str) -> None:
-    change(folder, **fields)
-    assert_nothing(folder, message)
-
-
-@pytest.mark.parametrize("repeat", [1, 2])
-def test_too_short_a_run_leaves_no_number(repeat: int, folder: Path) -> None:
-    change(folder, 3 - repeat, duration=70.5)
-    message = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
-    assert_nothing(folder, message, settings=SETTINGS.model_copy(update={"min_duration_s": 60.0}))
-
-
-def test_another_load_than_the_asked_one_leaves_no_number() -> None:
-    assert_nothing(CAPTURED, "40 of 80 requests completed", settings=SETTINGS.model_copy(update={"num_prompts": 80}))
-    assert_nothing(CAPTURED, "40 replies do not have 9 tokens", settings=SETTINGS.model_copy(update={"output_len": 9}))
-
-
-def test_every_problem_of_every_repeat_is_reported(folder: Path) -> None:
-    change(folder, 1, completed=39, failed=1)
-    change(folder, 2, output_lens=[*FULL, 1])
-    count(folder, "after", 2, num_preemptions=3.0)
-    assert_nothing(
-        folder,
-        "repeat 1: 39 of 40 requests completed, 1 failed; repeat 2: 1 replies do not have 8 tokens; repeat 2: 3 preemptions",
-    )
-
-
-@pytest.mark.parametrize("name", sorted(path.name for path in CAPTURED.iterdir()))
-def test_a_missing_file_leaves_no_number(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    # Of results the last one there says how many repeats there were.
-    assert_nothing(folder, "1 of at least 2 repeats" if name == "bench-2.json" else f"No such file or directory: {name}")
-
-
-@pytest.mark.parametrize(
-    ("repeats", "message"), [(0, "0 of at least 3 repeats"), (1, "1 of at least 3"), (2, "2 of at least 3")]
-)
-def test_fewer_repeats_than_asked_for_leave_no_number(folder: Path, repeats: int, message: str) -> None:
-    for number in (1, 2)[repeats:]:
-        (folder / f"bench-{number}.json").unlink()
-    assert_nothing(folder, message, settings=SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5}))
-
-
-def test_more_repeats_than_asked_for_leave_no_number(folder: Path) -> None:
-    copy_repeat(folder, 3, of=2)
-    assert_nothing(folder, "3 repeats of at most 2")
-    rows = by_metric(folder, SETTINGS.model_copy(update={"most_repeats": 3}))
-    assert rows["output_throughput_tok_s"].sample_count == 32 + 20 + 20
-    (folder / "bench-2.json").unlink()
-    assert_nothing(folder, "No such file or directory: bench-2.json", settings=SETTINGS.model_copy(update={"most_repeats": 3}))
-
-
-@pytest.mark.parametrize("name", ["bench-1.json", "bench-2.json"])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_a_cut_result_leaves_no_number(folder: Path, name: str, share: float) -> None:
-    text = (folder / name).read_text()
-    (folder / name).write_text(text[: int(len(text) * share)])
-    assert_nothing(folder, "JSONDecodeError")
-
-
-@pytest.mark.parametrize("text", ["null", "[]", "{}", "7"])
-def test_a_result_of_another_form_leaves_no_number(folder: Path, text: str) -> None:
-    (folder / "bench-1.json").write_text(text)
-    assert_nothing(folder, "bench left no usable result")
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+        # Without what is read.
         ({"completed": ...}, "KeyError('completed')"),
         ({"failed": ...}, "KeyError('failed')"),
         ({"output_lens": ...}, "KeyError('output_lens')"),
@@ -387,12 +229,71 @@ def test_a_result_of_another_form_leaves_no_number(folder: Path, text: str) -> N
         ({"ttfts": ["fast"] * 40}, "ValueError"),
         ({"start_times": None}, "TypeError"),
         ({"start_times": [0.0] * 39}, "not equally long"),
+        # With times that cannot be.
+        ({"ttfts": [math.nan] * 40}, "40 of its times to a token are no times"),
+        ({"ttfts": [ttft * 0.9999 for ttft in SECOND["ttfts"]], "latencies": ...}, "contradicts its requests: mean_ttft_ms"),
+        (
+            {"start_times": [start * (1 + number / 40) for number, start in enumerate(SECOND["start_times"])]},
+            "its duration is 0.61 s, and its requests took 4.03e+04 s from the first to the last",
+        ),
+        ({"start_times": [SECOND["start_times"][0]] * 40}, "40 requests were under way at once, and max_concurrency is 4"),
     ],
-    ids=str,
+    ids=lambda value: "" if isinstance(value, str) else str(value)[:60],
 )
-def test_a_result_without_what_is_read_leaves_no_number(folder: Path, fields: Document, message: str) -> None:
+def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Document, message: str) -> None:
     change(folder, **fields)
     assert_nothing(folder, message)
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_too_short_a_run_leaves_no_number(repeat: int, folder: Path) -> None:
+    change(folder, 3 - repeat, duration=70.5)
+    message = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
+    assert_nothing(folder, message, settings=with_settings(min_duration_s=60.0))
+
+
+def test_another_load_than_the_asked_one_leaves_no_number() -> None:
+    assert_nothing(CAPTURED, "40 of 80 requests completed", settings=with_settings(num_prompts=80))
+    assert_nothing(CAPTURED, "40 replies do not have 9 tokens", settings=with_settings(output_len=9))
+
+
+def test_every_problem_of_every_repeat_is_reported(folder: Path) -> None:
+    change(folder, 1, completed=39, failed=1)
+    change(folder, 2, output_lens=[*FULL, 1])
+    count(folder, "after", 2, num_preemptions=3.0)
+    first, second = "repeat 1: 39 of 40 requests completed, 1 failed", "repeat 2: 1 replies do not have 8 tokens"
+    assert_nothing(folder, f"{first}; {second}; repeat 2: 3 preemptions")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in CAPTURED.iterdir()))
+def test_a_missing_file_leaves_no_number(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    # Of results the last one there says how many repeats there were.
+    assert_nothing(folder, "1 of at least 2 repeats" if name == "bench-2.json" else f"No such file or directory: {name}")
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+def test_fewer_repeats_than_asked_for_leave_no_number(folder: Path, repeats: int) -> None:
+    for number in (1, 2)[repeats:]:
+        (folder / f"bench-{number}.json").unlink()
+    assert_nothing(folder, f"{repeats} of at least 3 repeats", settings=with_settings(repeats=3, most_repeats=5))
+
+
+def test_more_repeats_than_asked_for_leave_no_number(folder: Path) -> None:
+    copy_repeat(folder, 3, of=2)
+    assert_nothing(folder, "3 repeats of at most 2")
+    three = with_settings(most_repeats=3)
+    assert by_metric(folder, three)["output_throughput_tok_s"].sample_count == 32 + 20 + 20
+    (folder / "bench-2.json").unlink()
+    assert_nothing(folder, "No such file or directory: bench-2.json", settings=three)
+
+
+@pytest.mark.parametrize("name", ["bench-1.json", "bench-2.json"])
+@pytest.mark.parametrize("cut", [0.0, 0.1, 0.5, 0.99, "null", "[]", "{}", "7"])
+def test_a_cut_result_or_one_of_another_form_leaves_no_number(folder: Path, name: str, cut: float | str) -> None:
+    text = (folder / name).read_text()
+    (folder / name).write_text(cut if isinstance(cut, str) else text[: int(len(text) * cut)])
+    assert_nothing(folder, "bench left no usable result", *(() if isinstance(cut, str) else ("JSONDecodeError",)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308])
@@ -405,29 +306,8 @@ def test_a_figure_that_is_not_its_requests_leaves_no_number(folder: Path, key: s
 
 @pytest.mark.parametrize(("off", "is_invalid"), [(0.9999, True), (1 - 1e-7, False), (1 + 1e-7, False), (1.0001, True)])
 def test_a_figure_may_differ_from_its_requests_by_rounding(folder: Path, off: float, is_invalid: bool) -> None:
-    result = json.loads((folder / "bench-2.json").read_text())
-    change(folder, output_throughput=off * result["output_throughput"])
+    change(folder, output_throughput=off * read_result(folder)["output_throughput"])
     assert (value_of(folder) is None) == is_invalid
-
-
-def test_times_that_are_not_bench_s_leave_no_number(folder: Path) -> None:
-    result = json.loads((folder / "bench-2.json").read_text())
-    change(folder, ttfts=[ttft * 0.9999 for ttft in result["ttfts"]], latencies=...)
-    assert_nothing(folder, "contradicts its requests: mean_ttft_ms")
-    change(folder, ttfts=[math.nan] * 40)
-    assert_nothing(folder, "40 of its times to a token are no times")
-
-
-def test_tokens_after_the_end_leave_no_number(folder: Path) -> None:
-    result = json.loads((folder / "bench-2.json").read_text())
-    change(folder, start_times=[start * (1 + number / 40) for number, start in enumerate(result["start_times"])])
-    assert_nothing(folder, "its duration is 0.61 s, and its requests took 4.03e+04 s from the first to the last")
-
-
-def test_more_requests_under_way_than_clients_leave_no_number(folder: Path) -> None:
-    result = json.loads((folder / "bench-2.json").read_text())
-    change(folder, start_times=[result["start_times"][0]] * 40)
-    assert_nothing(folder, "40 requests were under way at once, and max_concurrency is 4")
 
 
 def test_a_bench_that_tells_no_starts_gives_nearly_the_same(folder: Path) -> None:
@@ -441,25 +321,17 @@ def test_a_bench_that_tells_no_starts_gives_nearly_the_same(folder: Path) -> Non
 
 
 def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path) -> None:
-    zeros = {f"{name}_{latency}_ms": 0.0 for latency in ("tpot", "itl") for name in ("mean", "p50", "p90", "p99")}
+    settings = with_settings(output_len=1, slo=None)
     for repeat in (1, 2):
-        result = json.loads((folder / f"bench-{repeat}.json").read_text())
-        e2els = {f"{name}_e2el_ms": result[f"{name}_ttft_ms"] for name in ("mean", "p50", "p90", "p99")}
-        rates = {"output_throughput": result["request_throughput"]}
-        rates["total_token_throughput"] = (result["total_input_tokens"] + 40) / result["duration"]
-        one = {"output_lens": [1] * 40, "itls": [[]] * 40, "latencies": result["ttfts"]}
-        change(folder, repeat, **one, **zeros, **e2els, **rates, start_times=[0.0] * 40)
+        ttfts = read_result(folder, repeat)["ttfts"]
         # One client after another, as their new times to the only token have it.
-        starts = [sum(result["ttfts"][number % 4 : number : 4]) for number in range(40)]
-        end = max(start + ttft for start, ttft in zip(starts, result["ttfts"], strict=True))
-        ratio = result["duration"] / end
-        changed = json.loads((folder / f"bench-{repeat}.json").read_text())
-        rates = {name: changed[name] * ratio for name in ("output_throughput", "request_throughput", "total_token_throughput")}
-        change(folder, repeat, start_times=[start + repeat for start in starts], queue_times=..., duration=end, **rates)
-        change(folder, repeat, total_output_tokens=40)
+        starts = [repeat + sum(ttfts[number % 4 : number : 4]) for number in range(40)]
+        end = max(start + ttft for start, ttft in zip(starts, ttfts, strict=True)) - repeat
+        one = {"output_lens": [1] * 40, "itls": [[]] * 40, "latencies": ttfts, "start_times": starts, "queue_times": ...}
+        change(folder, repeat, **one, duration=end)
+        change(folder, repeat, **restated(read_result(folder, repeat)))
         for when, tokens in (("before", 0), ("after", 44)):
             count(folder, when, repeat, generation_tokens=tokens)
-    settings = SETTINGS.model_copy(update={"output_len": 1, "slo": None})
     rows = by_metric(folder, settings)
     assert rows["ttft_mean_ms"].value is not None
     for name in ("tpot_mean_ms", "itl_p50_ms"):
@@ -468,35 +340,26 @@ def test_without_tokens_after_the_first_there_is_no_time_per_token(folder: Path)
 
 def test_preemptions_are_those_of_a_repeat(folder: Path) -> None:
     assert preemptions(folder, 2) == 0
-    count(folder, "before", 2, num_preemptions=2.0)
-    count(folder, "after", 2, num_preemptions=7.0)
+    count(folder, "before", num_preemptions=2.0)
+    count(folder, "after", num_preemptions=7.0)
     assert preemptions(folder, 2) == 5
-
-
-@pytest.mark.parametrize(
-    ("counters", "message"),
-    [({"num_preemptions": None}, "has no vllm:num_preemptions_total"), ({"num_preemptions": -1.0}, "went back")],
-)
-def test_preemptions_that_nobody_counts_are_no_zero(folder: Path, counters: dict[str, float | None], message: str) -> None:
-    count(folder, "after", 2, **counters)
-    with pytest.raises(ValueError, match=message):
-        preemptions(folder, 2)
+    # Those that nobody counts are no zero.
+    for number, message in ((None, "has no vllm:num_preemptions_total"), (-1.0, "went back")):
+        count(folder, "after", num_preemptions=number)
+        with pytest.raises(ValueError, match=message):
+            preemptions(folder, 2)
 
 
 # --- Chunks that were read at once
 
 
-def burst(folder: Path, first: int, settings: Load = SETTINGS) -> dict[str, Measurement]:
+def burst(folder: Path, first: int) -> dict[str, Measurement]:
     """What is measured where the second repeat's chunks came so."""
-    path = folder / "bench-2.json"
-    result = read_at_once(json.loads(path.read_text()), first)
-    slo = settings.slo
-    if slo and slo.ttft_ms and slo.tpot_ms:
-        times = zip(result["ttfts"], result["itls"], strict=True)
-        good = sum(ttft <= slo.ttft_ms / 1000 and sum(gaps) / 7 <= slo.tpot_ms / 1000 for ttft, gaps in times)
-        result["request_goodput"] = good / result["duration"]
-    path.write_text(json.dumps(result))
-    return by_metric(folder, settings)
+    result = read_at_once(read_result(folder), first)
+    times = zip(result["ttfts"], result["itls"], strict=True)
+    good = sum(ttft <= 0.020 and sum(gaps) / 7 <= 0.006 for ttft, gaps in times)
+    change(folder, **result | {"request_goodput": good / result["duration"]})
+    return by_metric(folder)
 
 
 def test_chunks_that_were_read_at_once_make_the_gaps_invalid_and_nothing_else(folder: Path) -> None:
@@ -524,13 +387,11 @@ def test_replies_in_one_piece_have_no_time_per_token(folder: Path) -> None:
 
 def test_of_chats_the_first_chunk_is_left_out(folder: Path) -> None:
     for repeat in (1, 2):
-        result = json.loads((folder / f"bench-{repeat}.json").read_text()) | {"backend": "openai-chat"}
+        result = read_result(folder, repeat) | {"backend": "openai-chat"}
         result["itls"] = [[SHORT, *gaps] for gaps in result["itls"]]
         change(folder, repeat, **(read_at_once(result, 0) | {"latencies": ...}))
-    chat = SETTINGS.model_copy(update={"api": "chat"})
-    rows, before = by_metric(folder, chat), by_metric(CAPTURED)
-    for name in MEASURED:
-        assert rows[name].value == pytest.approx(before[name].value, rel=1e-3)
+    rows, before = by_metric(folder, with_settings(api="chat")), by_metric(CAPTURED)
+    assert [rows[name].value for name in MEASURED] == pytest.approx([before[name].value for name in MEASURED], rel=1e-3)
     for repeat in (1, 2):
         change(folder, repeat, backend="openai", latencies=...)
     assert by_metric(folder)["itl_p50_ms"].value is None
@@ -539,114 +400,84 @@ def test_of_chats_the_first_chunk_is_left_out(folder: Path) -> None:
 # --- Goodput where some repeat has none
 
 
-def with_goodput_of_none(folder: Path, repeats: tuple[int, ...]) -> Measurement:
-    """An SLO that no request met in these repeats."""
-    for repeat in repeats:
-        result = json.loads((folder / f"bench-{repeat}.json").read_text())
-        slower = 2.0
-        scale(folder, repeat, slower)
-        assert min(result["ttfts"]) * slower > 0.02
-        change(folder, repeat, request_goodput=0.0)
-    return by_metric(folder)["goodput_req_s"]
-
-
 def test_no_goodput_at_all_is_0_and_its_bound_is_honest(folder: Path) -> None:
     row = with_goodput_of_none(folder, (1, 2))
-    assert (row.value, row.repeats) == (0.0, [0.0, 0.0])
-    assert row.interval is not None
-    assert row.interval.lower == 0.0
+    lower, upper = bounds_of(row)
+    assert (row.value, row.repeats, lower) == (0.0, [0.0, 0.0], 0.0)
     # Two repeats say little of a third: Wilson's bound for 0 of 2 is 66 %, of a rate that is itself uncertain.
-    assert row.interval.upper > 0.6 * 32
+    assert upper > 0.6 * 32
 
 
 def test_no_goodput_in_many_repeats_is_below_a_floor(folder: Path) -> None:
     with_goodput_of_none(folder, (1, 2))
     for repeat in range(3, 9):
         copy_repeat(folder, repeat, of=2 - repeat % 2)
-    settings = SETTINGS.model_copy(update={"repeats": 8, "most_repeats": 8})
-    row = by_metric(folder, settings)["goodput_req_s"]
-    assert row.interval is not None
-    assert row.value == row.interval.lower == 0.0
+    row = by_metric(folder, with_settings(repeats=8, most_repeats=8))["goodput_req_s"]
+    lower, upper = bounds_of(row)
+    assert row.value == lower == 0.0
     # Of 32 req/s that it served.
-    assert 0.3 * 32 < row.interval.upper < 0.4 * 32
+    assert 0.3 * 32 < upper < 0.4 * 32
 
 
 def test_goodput_in_one_of_two_repeats_is_their_mean(folder: Path) -> None:
     row = with_goodput_of_none(folder, (2,))
-    assert row.repeats == pytest.approx([11.812912920718851, 0.0])
-    assert row.value == pytest.approx(11.812912920718851 / 2)
-    assert row.interval is not None
-    assert row.interval.lower < 11.812912920718851 / 2 < row.interval.upper
+    mean = 11.812912920718851 / 2
+    assert [*row.repeats, row.value] == pytest.approx([2 * mean, 0.0, mean])
+    lower, upper = bounds_of(row)
+    assert lower < mean < upper
 
 
 # --- Throughput per GPU, and bench's peak
 
 
 def test_the_throughput_per_gpu_is_over_the_servers_gpus(folder: Path) -> None:
-    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
+    rows = measure(folder, server=load_server(gpus=range(4)))
     for name in ("output", "total"):
         whole, each = rows[f"{name}_throughput_tok_s"], rows[f"{name}_throughput_tok_s_gpu"]
         assert whole.value is not None
         assert each.unit == "tok/s/GPU"
-        assert each.value == pytest.approx(whole.value / 4)
-        assert each.repeats == pytest.approx([value / 4 for value in whole.repeats])
-        assert each.interval is not None
-        assert whole.interval is not None
-        assert (each.interval.lower, each.interval.upper) == pytest.approx((whole.interval.lower / 4, whole.interval.upper / 4))
+        assert [each.value, *each.repeats] == pytest.approx([value / 4 for value in (whole.value, *whole.repeats)])
+        assert bounds_of(each) == pytest.approx([bound / 4 for bound in bounds_of(whole)])
         assert (each.traced_to, each.sample_count) == (whole.traced_to, whole.sample_count)
 
 
 def test_it_is_invalid_with_the_load_and_absent_without_a_gpu(folder: Path) -> None:
     names = {"output_throughput_tok_s_gpu", "total_throughput_tok_s_gpu"}
-    assert not names & {each.metric for each in parse_load(folder, SETTINGS, LEVELS)}
+    assert not names & measure(folder).keys()
     change(folder, completed=39, failed=1)
-    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
+    rows = measure(folder, server=load_server(gpus=range(4)))
     assert all("1 failed" in (rows[name].invalid_because or "") for name in names)
     (folder / "bench-2.json").write_text("{")
-    assert names <= {each.metric for each in parse_load(folder, SETTINGS, LEVELS, gpus=4)}
-
-
-def second_of_each_chunk(result: Document) -> list[int]:
-    first = min(result["start_times"])
-    times = zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
-    return [int(start + ttft + sum(gaps[:at]) - first) for start, ttft, gaps in times for at in range(len(gaps) + 1)]
+    assert names <= measure(folder, server=load_server(gpus=range(4))).keys()
 
 
 def test_the_peak_is_benchs_own_and_that_of_its_requests(folder: Path) -> None:
     """The captured repeats last less than a second: so in one of them is every chunk. Times four, they last longer."""
-    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}[PEAK]
-    assert row.repeats == [320, 320]
+    assert measure(folder)[PEAK].repeats == [320, 320]
     for repeat in (1, 2):
         scale(folder, repeat, 4.0)
-        result = json.loads((folder / f"bench-{repeat}.json").read_text())
-        counts = np.bincount(second_of_each_chunk(result))
+        result = read_result(folder, repeat)
+        first, times = min(result["start_times"]), zip(result["start_times"], result["ttfts"], result["itls"], strict=True)
+        came = [start + ttft + sum(gaps[:at]) - first for start, ttft, gaps in times for at in range(len(gaps) + 1)]
+        counts = np.bincount([int(time) for time in came])
         assert len(counts) > 2
         change(folder, repeat, max_output_tokens_per_s=float(counts.max()))
-    row = {each.metric: each for each in parse_load(folder, SETTINGS.model_copy(update={"slo": None}), LEVELS)}[PEAK]
-    assert row.unit == "chunk/s"
+    row = measure(folder, with_settings(slo=None))[PEAK]
     assert row.value is not None
     assert row.value < 200
-    assert row.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
+    assert (row.unit, row.traced_to) == ("chunk/s", ["load/bench-1.json:1", "load/bench-2.json:1"])
 
 
-@pytest.mark.parametrize(
-    ("told", "because"),
-    [
-        (321.0, "repeat 2: max_output_tokens_per_s is 321.0, and by its requests 320"),
-        (math.nan, "repeat 2: max_output_tokens_per_s is nan, and by its requests 320"),
-        ("320", "repeat 2: max_output_tokens_per_s is 320, and by its requests 320"),
-        (..., "repeat 2: max_output_tokens_per_s is None, and by its requests 320"),
-    ],
-)
-def test_a_peak_that_the_requests_do_not_show_is_invalid_alone(folder: Path, told: Any, because: str) -> None:
+@pytest.mark.parametrize(("told", "shown"), [(321.0, "321.0"), (math.nan, "nan"), ("320", "320"), (..., "None")])
+def test_a_peak_that_the_requests_do_not_show_is_invalid_alone(folder: Path, told: Any, shown: str) -> None:
     change(folder, max_output_tokens_per_s=told)
-    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
-    assert rows[PEAK].invalid_because == because
+    rows = measure(folder)
+    assert rows[PEAK].invalid_because == f"repeat 2: max_output_tokens_per_s is {shown}, and by its requests 320"
     assert rows["output_throughput_tok_s"].value is not None
 
 
 def test_a_peak_under_its_bound_fails(folder: Path) -> None:
-    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}[PEAK]
+    row = measure(folder)[PEAK]
     gates = [gate_of(metric=PEAK, minimum=minimum, unit="chunk/s") for minimum in (0.8 * 320, 1.2 * 320)]
     assert [surely_misses(gate, [row]) for gate in gates] == [False, True]
 
@@ -654,17 +485,16 @@ def test_a_peak_under_its_bound_fails(folder: Path) -> None:
 def test_an_older_bench_has_no_peak(folder: Path) -> None:
     for repeat in (1, 2):
         change(folder, repeat, max_output_tokens_per_s=...)
-    assert PEAK not in {each.metric for each in parse_load(folder, SETTINGS, LEVELS)}
+    assert PEAK not in measure(folder)
 
 
 # --- Speculative decoding
 
 
-def draft(folder: Path, repeat: int, accepted: int, length: Any = None) -> None:
-    """What bench and the server count if of 100 drafts so many tokens were accepted. Bench tells the `length` that follows."""
-    reported = 1 + accepted / 100 if length is None else length
+def draft(folder: Path, repeat: int, accepted: int) -> None:
+    """What bench and the server count if of 100 drafts so many tokens were accepted. Bench tells the length that follows."""
     counts = {"spec_decode_num_drafts": 100, "spec_decode_accepted_tokens": accepted}
-    change(folder, repeat, spec_decode_acceptance_length=reported, **counts)
+    change(folder, repeat, spec_decode_acceptance_length=1 + accepted / 100, **counts)
     for when, times in (("before", 0), ("after", 1)):
         more = {"spec_decode_num_drafts": 100 * times, "spec_decode_num_accepted_tokens": accepted * times}
         count(folder, when, repeat, **more)
@@ -673,25 +503,19 @@ def draft(folder: Path, repeat: int, accepted: int, length: Any = None) -> None:
 def test_the_acceptance_length_is_of_a_server_with_a_draft_model(folder: Path) -> None:
     draft(folder, 1, accepted=150)
     draft(folder, 2, accepted=160)
-    row = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}["acceptance_length_tok"]
+    row = measure(folder)["acceptance_length_tok"]
     assert row.value == pytest.approx(math.sqrt(2.5 * 2.6))
-    assert (row.unit, row.sample_count) == ("tok", 80)
-    assert row.interval is not None
+    assert (row.unit, row.sample_count, row.interval is None) == ("tok", 80, False)
     assert row.traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
 
 
-@pytest.mark.parametrize(
-    ("message", "because"),
-    [
-        (..., "only 1 of 2 repeats have spec_decode_acceptance_length"),
-        (None, "only 1 of 2 repeats have spec_decode_acceptance_length"),
-    ],
-)
-def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, message: Any, because: str) -> None:
+@pytest.mark.parametrize("length", [..., None])
+def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, length: Any) -> None:
     draft(folder, 1, accepted=150)
-    change(folder, 2, spec_decode_acceptance_length=message)
-    rows = {each.metric: each for each in parse_load(folder, SETTINGS, LEVELS)}
-    assert because in (rows["acceptance_length_tok"].invalid_because or "")
+    change(folder, 2, spec_decode_acceptance_length=length)
+    rows = measure(folder)
+    because = rows["acceptance_length_tok"].invalid_because or ""
+    assert "only 1 of 2 repeats have spec_decode_acceptance_length" in because
     assert rows["output_throughput_tok_s"].value is not None
 
 
@@ -701,7 +525,7 @@ def test_an_acceptance_length_of_some_repeats_is_invalid(folder: Path, message: 
 def test_a_first_repeat_that_was_still_warming_up_is_left_out(folder: Path) -> None:
     for repeat in (3, 4):
         copy_repeat(folder, repeat, of=2 - repeat % 2)
-    settings = SETTINGS.model_copy(update={"most_repeats": 4, "slo": None})
+    settings = with_settings(most_repeats=4, slo=None)
     whole = by_metric(folder, settings)["output_throughput_tok_s"]
     scale(folder, 1, 1 / 0.6)
     row = by_metric(folder, settings)["output_throughput_tok_s"]
@@ -748,9 +572,6 @@ def test_noise_is_no_warm_up(count: int) -> None:
 def test_preemptions_leave_no_number(folder: Path, repeat: int) -> None:
     count(folder, "after", repeat, num_preemptions=7.0)
     assert_nothing(folder, f"repeat {repeat}: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}")
-
-
-def test_preemptions_have_their_remedies() -> None:
     for option in ("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "tensor-parallel", "pipeline-parallel"):
         assert option in PREEMPTION_REMEDY
 
@@ -758,13 +579,8 @@ def test_preemptions_have_their_remedies() -> None:
 def test_a_count_of_preemptions_that_went_back_leaves_no_number(folder: Path) -> None:
     count(folder, "before", num_preemptions=7.0)
     count(folder, "after", num_preemptions=2.0)
-    assert_nothing(
-        folder, "repeat 2: the server's count of vllm:num_preemptions_total went back: it was started anew meanwhile"
-    )
-
-
-def test_earlier_preemptions_are_not_the_repeats(folder: Path) -> None:
-    count(folder, "before", num_preemptions=7.0)
+    assert_nothing(folder, f"repeat 2: the server's count of {PREEMPTIONS} went back: it was started anew meanwhile")
+    # Earlier ones are not the repeat's.
     count(folder, "after", num_preemptions=7.0)
     assert value_of(folder) is not None
 
@@ -778,16 +594,13 @@ def test_preemptions_of_every_engine_count(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_page_without_the_count_of_preemptions_leaves_no_number(folder: Path, when: str) -> None:
-    count(folder, when, num_preemptions=None)
+@pytest.mark.parametrize("text", [None, "", "# no answer: ReadTimeout\n"])
+def test_a_page_without_the_count_of_preemptions_leaves_no_number(folder: Path, when: str, text: str | None) -> None:
+    if text is None:
+        count(folder, when, num_preemptions=None)
+    else:
+        (folder / f"metrics-2-{when}.txt").write_text(text)
     assert_nothing(folder, f"repeat 2: the server's /metrics {when} it has no {PREEMPTIONS}")
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("text", ["", "# no answer: ReadTimeout\n"])
-def test_a_page_that_did_not_come_leaves_no_number(folder: Path, when: str, text: str) -> None:
-    (folder / f"metrics-1-{when}.txt").write_text(text)
-    assert_nothing(folder, f"/metrics {when} it has no {PREEMPTIONS}")
 
 
 @pytest.mark.parametrize("text", ["<html>", '{"detail": "Not Found"}', "vllm:num_preemptions_total{engine="])
@@ -796,9 +609,14 @@ def test_a_page_that_is_no_metrics_page_leaves_no_number(folder: Path, text: str
     assert_nothing(folder, "bench left no usable result")
 
 
+@pytest.mark.parametrize("is_emptied", [False, True])
 @pytest.mark.parametrize(("hits", "is_invalid"), [(0.0, False), (10.0, False), (11.0, True), (1000.0, True), (math.nan, True)])
-def test_prefix_cache_hits_over_1_percent_leave_no_number(folder: Path, hits: float, is_invalid: bool) -> None:
+def test_prefix_cache_hits_over_1_percent_leave_no_number(
+    folder: Path, hits: float, is_invalid: bool, is_emptied: bool
+) -> None:
     """Of 1000 queries of the repeat; those before it were all hits, and are not the repeat's."""
+    if is_emptied:
+        (folder / "reset-2.txt").write_text(EMPTIED)
     count(folder, "before", prefix_cache_queries=5000.0, prefix_cache_hits=5000.0)
     count(folder, "after", prefix_cache_queries=6000.0, prefix_cache_hits=5000.0 + hits)
     if is_invalid:
@@ -815,8 +633,7 @@ def test_prompts_that_bench_drew_before_may_hit(folder: Path, drawn_before: floa
     """Bench tells how many; a tenth at most, and 1 % of the rest."""
     (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[1.0, 1.0]], "max_rss_mib": 1, "drawn_before": drawn_before}))
     hit(folder, hits)
-    rows = by_metric(folder)
-    assert (rows["output_throughput_tok_s"].value is None) == is_invalid
+    assert (value_of(folder) is None) == is_invalid
 
 
 def hit(folder: Path, hits: float) -> None:
@@ -825,45 +642,26 @@ def hit(folder: Path, hits: float) -> None:
     count(folder, "after", prefix_cache_queries=1000.0, prefix_cache_hits=hits)
 
 
-def test_random_prompts_hit_nothing_even_in_an_emptied_cache(folder: Path) -> None:
-    (folder / "reset-2.txt").write_text("/reset_prefix_cache 200\n")
-    hit(folder, 11.0)
-    assert_nothing(folder, "repeat 2: 11 of 1000 prefix-cache queries hit on random prompts")
-
-
 def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache(folder: Path) -> None:
-    (folder / "reset-2.txt").write_text("/reset_prefix_cache 200\n")
+    (folder / "reset-2.txt").write_text(EMPTIED)
     hit(folder, 900.0)
     assert value_of(folder, OF_FILE) is not None
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        None,
-        "",
-        "200\n",
-        "/reset_prefix_cache 404\n",
-        "/reset_prefix_cache 2000\n",
-        "/reset_prefix_cache no answer: ReadTimeout\n",
-    ],
-)
+@pytest.mark.parametrize("answer", [None, "", "200", *(f"/reset_prefix_cache {of}" for of in ("404", "2000", "no answer"))])
 @pytest.mark.parametrize(("hits", "is_invalid"), [(10.0, False), (11.0, True)])
 def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
-    folder: Path, message: str | None, hits: float, is_invalid: bool
+    folder: Path, answer: str | None, hits: float, is_invalid: bool
 ) -> None:
     # The other repeat's own cache was emptied.
-    (folder / "reset-1.txt").write_text("/reset_prefix_cache 200\n")
-    if message is not None:
-        (folder / "reset-2.txt").write_text(message)
+    (folder / "reset-1.txt").write_text(EMPTIED)
+    if answer is not None:
+        (folder / "reset-2.txt").write_text(f"{answer}\n")
     hit(folder, hits)
     if is_invalid:
-        assert_nothing(
-            folder,
-            "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
-            'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment',
-            settings=OF_FILE,
-        )
+        hits_of_earlier = "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
+        remedy = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+        assert_nothing(folder, hits_of_earlier + remedy, settings=OF_FILE)
     else:
         assert value_of(folder, OF_FILE) is not None
 
@@ -871,10 +669,8 @@ def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("missing", ["prefix_cache_queries", "prefix_cache_hits"])
 def test_a_prefix_cache_counted_only_in_part_leaves_no_number(folder: Path, when: str, missing: str) -> None:
-    for page in ("before", "after"):
-        count(folder, page, prefix_cache_queries=5000.0, prefix_cache_hits=10.0)
-    removed: Document = {missing: None}
-    count(folder, when, **removed)
+    hit(folder, 10.0)
+    count(folder, when, 2, **{missing: None})
     assert_nothing(folder, f"/metrics {when} it has no vllm:{missing}_total")
 
 
@@ -884,12 +680,11 @@ def test_hits_without_queries_leave_no_number(folder: Path) -> None:
     assert_nothing(folder, "10 of 0 prefix-cache queries hit")
 
 
-SHARING = SETTINGS.model_copy(update={"input_len": 4, "shared_prefix_len": 12})
+SHARING = with_settings(input_len=4, shared_prefix_len=12)
 
 
-def hits_of(folder: Path, settings: Load = SHARING) -> Measurement | None:
-    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, VLLM, ARGUMENTS)}
-    return rows.get(HITS)
+def hits_of(folder: Path, settings: Load = SHARING) -> Measurement:
+    return measure(folder, settings)[HITS]
 
 
 def ask_cache(folder: Path, *hits: float | None) -> None:
@@ -903,11 +698,8 @@ def ask_cache(folder: Path, *hits: float | None) -> None:
 def test_what_hits_by_intent_is_measured(folder: Path) -> None:
     ask_cache(folder, 600.0, 640.0)
     row = hits_of(folder)
-    assert row is not None
-    assert row.repeats == [0.6, 0.64]
-    assert row.value == pytest.approx(math.sqrt(0.6 * 0.64))
-    assert row.interval is not None
-    assert (row.unit, row.sample_count) == ("fraction", 80)
+    assert [*row.repeats, row.value] == pytest.approx([0.6, 0.64, math.sqrt(0.6 * 0.64)])
+    assert (row.unit, row.sample_count, row.interval is None) == ("fraction", 80, False)
     assert row.traced_to == ["load/metrics-1-after.txt", "load/metrics-2-after.txt"]
     assert value_of(folder, SHARING) is not None
 
@@ -917,7 +709,6 @@ def test_prompts_hit_no_more_than_they_share(folder: Path, hits: float, is_inval
     """Three quarters of them are shared, and 1 % of the rest may hit by chance; more was asked before."""
     ask_cache(folder, 600.0, hits)
     row = hits_of(folder)
-    assert row is not None
     if not is_invalid:
         assert row.invalid_because is None
         return
@@ -927,47 +718,40 @@ def test_prompts_hit_no_more_than_they_share(folder: Path, hits: float, is_inval
 
 
 def test_a_server_without_a_prefix_cache_has_no_hits_to_measure(folder: Path) -> None:
-    assert hits_of(folder) is None
+    assert HITS not in measure(folder, SHARING)
     ask_cache(folder, None, None)
-    assert hits_of(folder) is None
+    assert HITS not in measure(folder, SHARING)
     assert value_of(folder, SHARING) is not None
 
 
 def test_a_cache_that_is_counted_in_one_repeat_only_leaves_no_share(folder: Path) -> None:
     ask_cache(folder, None, 600.0)
-    row = hits_of(folder)
-    assert row is not None
-    assert (row.value, row.invalid_because) == (
-        None,
-        "the server counts what its prefix cache was asked in only 1 of 2 repeats",
-    )
+    row, because = hits_of(folder), "the server counts what its prefix cache was asked in only 1 of 2 repeats"
+    assert (row.value, row.invalid_because) == (None, because)
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.0, 600.0)])
 def test_a_cache_that_hits_nothing_is_measured_too(folder: Path, shares: tuple[float, float]) -> None:
     ask_cache(folder, *shares)
-    row = hits_of(folder)
-    assert row is not None
-    assert row.value == pytest.approx(sum(shares) / 2000)
-    assert row.interval is not None
-    assert row.interval.lower <= (row.value or 0.0) < row.interval.upper
+    row, mean = hits_of(folder), sum(shares) / 2000
+    assert row.value == pytest.approx(mean)
+    lower, upper = bounds_of(row)
+    assert lower <= mean < upper
 
 
 @pytest.mark.parametrize(("hits", "is_invalid"), [(300.0, False), (900.0, True)])
 def test_a_chats_template_may_hit_and_its_message_not(folder: Path, hits: float, is_invalid: bool) -> None:
     """The server counts 719 tokens of prompts, and 640 of them are the messages'."""
-    chat = SETTINGS.model_copy(update={"input_len": 10, "api": "chat"})
     for repeat in (1, 2):
         change(folder, repeat, backend="openai-chat")
     ask_cache(folder, 300.0, hits)
-    row = hits_of(folder, chat)
-    assert row is not None
-    assert ("on this server has" in (row.invalid_because or "")) == is_invalid
+    because = hits_of(folder, with_settings(input_len=10, api="chat")).invalid_because or ""
+    assert ("on this server has" in because) == is_invalid
 
 
 # --- What was watched meanwhile, and what the client used
 
-WATCHED = Path(__file__).parent / "captured" / "watched" / "enough"
+WATCHED = CAPTURED_FOLDER / "watched" / "enough"
 # The spans of the repeats, of 0.65 s and 0.61 s, end with these samples of the server, of which there is one each 0.1 s.
 BEGAN, ENDS = 1795221538.0, {1: 8, 2: 16}
 WITHIN = {1: range(2, 9), 2: range(10, 17)}
@@ -995,7 +779,7 @@ def change_lines(path: Path, numbers: range, edit: Callable[[int, Document], Doc
 def use(folder: Path, repeat: int = 2, cores: float = 0.5, seen: float = 1.0, warm_up_s: float = 1.0) -> None:
     """What the client of a repeat used: all of a core in its warm-ups, and of the repeat it was seen in such a last part."""
     ended = BEGAN + ENDS[repeat] / 10
-    began = ended - json.loads((folder / f"bench-{repeat}.json").read_text())["duration"]
+    began = ended - read_result(folder, repeat)["duration"]
     first = ended - seen * (ended - began)
     measured = [first + (ended - first) * step / 10 for step in range(11)]
     samples = [(began - warm_up_s, 0.0), *((time, warm_up_s + cores * (time - began)) for time in measured)]
@@ -1006,14 +790,17 @@ def test_a_load_that_was_watched_gives_the_same(folder: Path, watched: Path) -> 
     assert by_metric(folder, watched=watched) == by_metric(CAPTURED)
 
 
-def queue(watched: Path, repeat: int) -> None:
-    seen = {RUNNING: 2.0, WAITING: 2.0}
-    change_lines(watched / SCRAPES, WITHIN[repeat], lambda _, line: line | {"values": line["values"] | seen})
+def queue(watched: Path, repeat: int, up_to: int | None = None, running: float = 2.0) -> None:
+    """Of the four requests the others wait, in the samples of a repeat up to this one."""
+    seen = {RUNNING: running, WAITING: 4.0 - running}
+    change_lines(watched / SCRAPES, WITHIN[repeat][:up_to], lambda _, line: line | {"values": line["values"] | seen})
+
+
+SLOWED = {"index": 0, "clock_reasons": ["hw_thermal_slowdown"]}
 
 
 def slow_down(watched: Path, repeat: int) -> None:
-    gpu = {"index": 0, "clock_reasons": ["hw_thermal_slowdown"]}
-    change_lines(watched / HOST_SAMPLES, WITHIN[repeat][3:4], lambda _, line: line | {"gpus": [gpu]})
+    change_lines(watched / HOST_SAMPLES, WITHIN[repeat][3:4], lambda _, line: line | {"gpus": [SLOWED]})
 
 
 def miss_samples(watched: Path, repeat: int) -> None:
@@ -1036,8 +823,7 @@ def test_what_was_watched_of_a_repeat_leaves_no_number(
 ) -> None:
     break_rule(watched, repeat)
     assert_nothing(folder, f"repeat {repeat}: {message}", watched=watched)
-    (reason,) = {row.invalid_because for row in by_metric(folder, watched=watched).values()}
-    assert reason is not None
+    (reason,) = {row.invalid_because or "" for row in by_metric(folder, watched=watched).values()}
     assert reason.count("repeat ") == 1
     assert value_of(folder) is not None
 
@@ -1049,9 +835,8 @@ def test_a_short_load_without_a_gpu_need_not_be_looked_at(folder: Path, watched:
 
 
 def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path) -> None:
-    gpu = {"index": 0, "clock_reasons": ["hw_thermal_slowdown"]}
     for between in (range(2), range(9, 10)):
-        change_lines(watched / HOST_SAMPLES, between, lambda _, line: line | {"gpus": [gpu]})
+        change_lines(watched / HOST_SAMPLES, between, lambda _, line: line | {"gpus": [SLOWED]})
     assert value_of(folder, watched=watched) is not None
 
 
@@ -1059,20 +844,19 @@ def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path
 def test_clients_that_have_to_wait_are_no_problem(folder: Path, watched: Path, arguments: ServerArguments) -> None:
     for repeat in ENDS:
         queue(watched, repeat)
-    rows = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments, watched)
-    assert [each.metric for each in rows if each.value is not None and each.metric != PEAK] == MEASURED
+    rows = measure(folder, server=load_server(arguments), watched=watched)
+    assert [name for name, row in rows.items() if row.value is not None and name != PEAK] == MEASURED
 
 
 @pytest.mark.parametrize("name", [SCRAPES, HOST_SAMPLES])
 def test_what_was_not_watched_at_all_leaves_no_number(folder: Path, watched: Path, name: str) -> None:
     (watched / name).unlink()
-    assert_nothing(
-        folder, f"repeat 1: what was watched during the load cannot be read: No such file or directory: {name}", watched=watched
-    )
+    message = f"repeat 1: what was watched during the load cannot be read: No such file or directory: {name}"
+    assert_nothing(folder, message, watched=watched)
 
 
 def test_preemptions_are_reported_once(folder: Path, watched: Path) -> None:
-    counted = {'vllm:num_preemptions_total{engine="0",model_name="reference"}': 7.0}
+    counted = {f'{PREEMPTIONS}{{engine="0",model_name="reference"}}': 7.0}
     change_lines(watched / SCRAPES, range(12, 17), lambda _, line: line | {"values": line["values"] | counted})
     count(folder, "after", num_preemptions=7.0)
     message = f"repeat 2: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"
@@ -1081,59 +865,56 @@ def test_preemptions_are_reported_once(folder: Path, watched: Path) -> None:
 
 @pytest.mark.parametrize("repeat", [1, 2])
 @pytest.mark.parametrize("is_watched", [True, False])
-def test_a_client_that_fills_its_core_leaves_no_number(folder: Path, watched: Path, repeat: int, is_watched: bool) -> None:
-    use(folder, repeat, cores=0.95)
-    message = f"repeat {repeat}: the client used 0.95 of a core, so that it measured itself: {CLIENT_REMEDY}"
-    assert_nothing(folder, message, watched=watched if is_watched else None)
-    assert CLIENT_REMEDY == "run the client on a faster host, or several clients"
+@pytest.mark.parametrize("cores", [0.0, 0.89, 0.91, 1.0])
+def test_a_client_that_fills_its_core_leaves_no_number(
+    folder: Path, watched: Path, repeat: int, is_watched: bool, cores: float
+) -> None:
+    use(folder, repeat, cores=cores)
+    seen = watched if is_watched else None
+    if cores > 0.9:
+        remedy = "run the client on a faster host, or several clients"
+        message = f"repeat {repeat}: the client used {cores:.2f} of a core, so that it measured itself: {remedy}"
+        assert_nothing(folder, message, watched=seen)
+    else:
+        assert value_of(folder, watched=seen) is not None
 
 
-@pytest.mark.parametrize(("cores", "is_invalid"), [(0.0, False), (0.89, False), (0.91, True), (1.0, True)])
-def test_a_client_may_use_most_of_its_core(folder: Path, watched: Path, cores: float, is_invalid: bool) -> None:
-    use(folder, cores=cores)
-    assert (value_of(folder, watched=watched) is None) == is_invalid
-
-
-@pytest.mark.parametrize(("seen", "is_invalid"), [(0.51, False), (0.49, True), (0.0, True)])
-def test_a_client_must_be_seen_in_half_of_the_repeat(folder: Path, watched: Path, seen: float, is_invalid: bool) -> None:
-    use(folder, seen=seen)
+@pytest.mark.parametrize(("seen", "is_invalid"), [(0.51, False), (0.49, True), (0.0, True), (None, True)])
+def test_a_client_must_be_seen_in_half_of_the_repeat(folder: Path, watched: Path, seen: float | None, is_invalid: bool) -> None:
+    if seen is None:
+        # Once only.
+        (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[BEGAN + 1.6, 1.0]], "max_rss_mib": 640}))
+    else:
+        use(folder, seen=seen)
     if is_invalid:
         assert_nothing(folder, "repeat 2: the client was seen too seldom to know how busy it was", watched=watched)
     assert (value_of(folder, watched=watched) is None) == is_invalid
     assert value_of(folder) is not None
 
 
-def test_a_client_that_was_seen_once_was_seen_too_seldom(folder: Path, watched: Path) -> None:
-    (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[BEGAN + 1.6, 1.0]], "max_rss_mib": 640}))
-    assert_nothing(folder, "repeat 2: the client was seen too seldom", watched=watched)
-    assert value_of(folder) is not None
-
-
 @pytest.mark.parametrize("repeat", [1, 2])
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        (None, "No such file or directory: client-{}.json"),
-        ("", "1 validation error for ClientUse"),
-        ("null", "1 validation error for ClientUse"),
-        ('{"cpu_s": [], "max_rss_mib": 640}', "1 validation error for ClientUse"),
-        ('{"cpu_s": [[1795221539.6, null]], "max_rss_mib": 640}', "1 validation error for ClientUse"),
-        ('{"cpu_s": [[1795221539.6, 1.0], [NaN, 2.0]], "max_rss_mib": 640}', "1 validation error for ClientUse"),
-        ('{"cpu_s": [[1795221539.6, 1.0], [17952', "1 validation error for ClientUse"),
+        None,
+        "",
+        "null",
+        '{"cpu_s": [], "max_rss_mib": 640}',
+        '{"cpu_s": [[1795221539.6, null]], "max_rss_mib": 640}',
+        '{"cpu_s": [[1795221539.6, 1.0], [NaN, 2.0]], "max_rss_mib": 640}',
+        '{"cpu_s": [[1795221539.6, 1.0], [17952',
     ],
 )
 def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watched(
-    folder: Path, watched: Path, text: str | None, message: str, repeat: int
+    folder: Path, watched: Path, text: str | None, repeat: int
 ) -> None:
     path = folder / f"client-{repeat}.json"
     path.unlink()
     if text is not None:
         path.write_text(text)
-    assert_nothing(
-        folder,
-        f"repeat {repeat}: it is not known when its client was busy, and how much: {message.format(repeat)}",
-        watched=watched,
-    )
+    because = f"No such file or directory: {path.name}" if text is None else "1 validation error for ClientUse"
+    unknown = f"repeat {repeat}: it is not known when its client was busy, and how much: {because}"
+    assert_nothing(folder, unknown, watched=watched)
     assert value_of(folder) is not None
 
 
@@ -1145,81 +926,73 @@ def test_a_repeat_without_a_duration_is_reported_once(folder: Path, watched: Pat
 
 def test_a_plan_says_whether_the_server_was_watched(folder: Path, watched: Path) -> None:
     queue(watched, 1)
-    server: Document = {"kind": VLLM, "arguments": ARGUMENTS, "served_model_name": "reference"}
-    fields: Document = {"load": SETTINGS, "server": ServerPlan.model_construct(**server), "gates": [], "baseline": None}
-    rows = {}
-    for is_watched in (True, False):
-        plan = CellPlan.model_construct(**fields, watched=is_watched)
-        measured = {each.metric: each for each in parse_unfinished("load", plan, folder.parent)}
-        rows[is_watched] = measured["output_throughput_tok_s"]
-    assert "waited, although 4 clients" in (rows[True].invalid_because or "")
-    assert rows[False].value == value_of(folder)
+    fields: Document = {"load": SETTINGS, "server": LOAD_SERVER, "gates": [], "baseline": None}
+
+    def parse(is_watched: bool) -> Measurement:
+        measured = parse_unfinished("load", CellPlan.model_construct(**fields, watched=is_watched), folder.parent)
+        return next(each for each in measured if each.metric == "output_throughput_tok_s")
+
+    assert "waited, although 4 clients" in (parse(True).invalid_because or "")
+    assert parse(False).value == value_of(folder)
 
 
 def test_the_command_asks_for_what_is_parsed(tmp_path: Path) -> None:
     settings = Load(input_len=1024, output_len=128, max_concurrency=16, num_prompts=128, num_warmups=32, seed=40)
     command = command_of(CLIENT, "reference", settings, str(tmp_path), 2)
     assert command[:3] == ["/engine/bin/vllm", "bench", "serve"]
-    given = options(command)
-    assert given["--backend"] == "openai"
-    assert given["--base-url"] + given["--endpoint"] == "http://127.0.0.1:8123/v1/completions"
-    assert (given["--model"], given["--tokenizer"]) == ("reference", "org/model")
-    assert given["--dataset-name"] == "random"
-    lengths = ("--random-input-len", "--random-output-len", "--num-prompts", "--max-concurrency", "--num-warmups")
-    assert [given[name] for name in lengths] == ["1024", "128", "128", "16", "0"]
-    assert "--random-prefix-len" not in given
-    assert given["--percentile-metrics"] == "ttft,tpot,itl,e2el"
-    assert given["--metric-percentiles"] == "50,90,99"
+    asked = options(command)
+    wanted = {"--backend": "openai", "--base-url": "http://127.0.0.1:8123", "--endpoint": "/v1/completions"}
+    wanted |= {"--model": "reference", "--tokenizer": "org/model", "--dataset-name": "random", "--num-warmups": "0"}
+    wanted |= {"--random-input-len": "1024", "--random-output-len": "128", "--num-prompts": "128", "--max-concurrency": "16"}
+    wanted |= {"--percentile-metrics": "ttft,tpot,itl,e2el", "--metric-percentiles": "50,90,99"}
+    assert asked | wanted == asked
+    assert "--random-prefix-len" not in asked
     assert {"--ignore-eos", "--save-result", "--save-detailed"} <= set(command)
-    assert Path(given["--result-dir"], given["--result-filename"]) == tmp_path / "bench-2.json"
+    assert Path(asked["--result-dir"], asked["--result-filename"]) == tmp_path / "bench-2.json"
 
 
 def test_a_warm_up_asks_as_the_load_does_with_other_prompts(tmp_path: Path) -> None:
     """Bench's own warm-up, and older versions' check for readiness, would ask the first measured prompt."""
     settings = SHARING.model_copy(update={"num_warmups": 6, "api": "chat", "seed": 40})
-    load, warm_up = (
-        command_of(CLIENT, "reference", settings, str(tmp_path), 2),
-        warm_up_command(CLIENT, "reference", settings, 2),
-    )
-    measured, asked = options(load), options(warm_up)
-    assert [each["--num-warmups"] for each in (measured, asked)] == ["0", "0"]
-    assert [each["--ready-check-timeout-sec"] for each in (measured, asked)] == ["0", "0"]
+    measured = options(command_of(CLIENT, "reference", settings, str(tmp_path), 2))
+    asked = options(warm_up_command(CLIENT, "reference", settings, 2))
+    for each in (measured, asked):
+        assert (each["--num-warmups"], each["--ready-check-timeout-sec"]) == ("0", "0")
     assert (asked["--num-prompts"], asked["--max-concurrency"], asked["--random-prefix-len"]) == ("6", "4", "12")
     seeds = {options(command_of(CLIENT, "reference", settings, "", repeat))["--seed"] for repeat in range(1, 11)}
     assert asked["--seed"] not in seeds
     assert int(asked["--seed"]) < 2**32
-    other = {"--num-prompts", "--seed", "--percentile-metrics", "--metric-percentiles", "--goodput"}
-    other |= {"--save-result", "--save-detailed", "--result-dir", "--result-filename"}
-    assert {name: value for name, value in measured.items() if name not in other} == {
-        name: value for name, value in asked.items() if name not in other
-    }
-    assert not {"--save-result", "--goodput"} & asked.keys()
+    of_result = {"--save-result", "--save-detailed", "--result-dir", "--result-filename"}
+    of_result |= {"--percentile-metrics", "--metric-percentiles", "--goodput"}
+    assert measured.keys() - of_result == asked.keys()
+    assert {name for name in asked if measured[name] != asked[name]} == {"--num-prompts", "--seed"}
 
 
 def test_a_warm_up_for_a_files_prompts_has_none_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"prompt": "One\u2028two"}, {"prompt": "Three"}]
-    prompts, given = tmp_path / "prompts.jsonl", dict[str, str]()
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(benches, "give", lambda _, file: f"/given/{file.name}")
-    monkeypatch.setattr(benches, "give_text", lambda _, name, text: given.setdefault(name, text) and f"/given/{name}")
+    prompts, made = tmp_path / "prompts.jsonl", dict[str, str]()
+    prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in ("One\u2028two", "Three")))
+    monkeypatch.setattr(benches, "give_file", lambda _, file: f"/given/{file.name}")
+    monkeypatch.setattr(benches, "give_text", lambda _, name, text: made.setdefault(name, text) and f"/given/{name}")
     driven_there = driven_by(SERVER, BENCH, OF_FILE, prompts)
     assert (driven_there.prompts, driven_there.warm_ups) == ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl")
-    asked = [json.loads(line)["prompt"] for line in given["warm-up-prompts.jsonl"].splitlines()]
-    assert [one[-3:] for one in asked] == ["two", "ree"]
-    assert {one[0] for one in asked} == {"W"}, "none of the prompts begins with it"
+    asked = [json.loads(line)["prompt"] for line in made["warm-up-prompts.jsonl"].splitlines()]
+    assert [(one[0], one[-3:]) for one in asked] == [("W", "two"), ("W", "ree")], "none of the prompts begins so"
 
 
-def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path) -> None:
-    all_options = [options(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), repeat)) for repeat in (1, 2, 3)]
-    assert [each["--seed"] for each in all_options] == ["0", "1", "2"]
-    assert [each["--result-filename"] for each in all_options] == ["bench-1.json", "bench-2.json", "bench-3.json"]
+def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "shhhhhhhh")
+    commands = [command_of(CLIENT, "reference", SETTINGS, str(tmp_path), repeat) for repeat in (1, 2, 3)]
+    asked = [options(command) for command in commands]
+    assert [each["--seed"] for each in asked] == ["0", "1", "2"]
+    assert [each["--result-filename"] for each in asked] == ["bench-1.json", "bench-2.json", "bench-3.json"]
+    assert "shhhhhhhh" not in " ".join(commands[0]), "no secret is in the command"
 
 
 def test_the_profiles_name_is_in_all_seeds() -> None:
-    settings = SETTINGS.model_copy(update={"seeded_by": "latency", "seed": 3})
-    measured = options(command_of(CLIENT, "reference", settings, "", 2))
-    warm_up = options(warm_up_command(CLIENT, "reference", settings, 2))
-    assert (measured["--seed"], warm_up["--seed"]) == (str(1035020360), str(2**31 + 1035020360))
+    settings = with_settings(seeded_by="latency", seed=3)
+    commands = command_of(CLIENT, "reference", settings, "", 2), warm_up_command(CLIENT, "reference", settings, 2)
+    assert [options(each)["--seed"] for each in commands] == [str(1035020360), str(2**31 + 1035020360)]
 
 
 def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: Path) -> None:
@@ -1229,71 +1002,46 @@ def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: 
 
 
 def test_goodput_is_asked_for_where_there_is_an_slo(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"slo": Slo(ttft_ms=200.0, tpot_ms=30.5, e2el_ms=1234567.0)})
+    settings = with_settings(slo=Slo(ttft_ms=200.0, tpot_ms=30.5, e2el_ms=1234567.0))
     command = command_of(CLIENT, "reference", settings, str(tmp_path), 1)
     at = command.index("--goodput")
     assert command[at + 1 : at + 5] == ["ttft:200.0", "tpot:30.5", "e2el:1234567.0", "--save-result"]
-    assert "--goodput" not in command_of(CLIENT, "reference", SETTINGS.model_copy(update={"slo": None}), str(tmp_path), 1)
-
-
-def test_no_secret_is_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "shhhhhhhh")
-    assert "shhhhhhhh" not in " ".join(command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1))
+    assert "--goodput" not in command_of(CLIENT, "reference", with_settings(slo=None), str(tmp_path), 1)
 
 
 # --- TensorRT-LLM: pages made here, in the form of its collector (tensorrt_llm/metrics/collector.py of NVIDIA/TensorRT-LLM)
 
 NO_REUSE: ServerArguments = {"kv_cache_config": {"enable_block_reuse": False}}
-COUNTED = {"request_success": (3, 44), "kv_cache_missed_blocks": (10, 110)}
-
-
-def trtllm_page(folder: Path, repeat: int, when: str, counters: dict[str, float]) -> None:
-    lines = []
-    for short, number in counters.items():
-        name = f"trtllm_{short}_total"
-        label = 'finished_reason="length",' if short == "request_success" else ""
-        lines += [f"# TYPE {name} counter", f'{name}{{{label}engine_type="pytorch",model_name="reference"}} {number}']
-    (folder / f"metrics-{repeat}-{when}.txt").write_text("\n".join([*lines, ""]))
+Counters = Mapping[str, tuple[float, float] | None]
+COUNTED: Counters = {"request_success": (3, 44), "kv_cache_missed_blocks": (10, 110)}
 
 
 def on_trtllm(
     folder: Path,
     arguments: ServerArguments,
-    counters: Mapping[str, tuple[float, float] | None] = COUNTED,
+    counters: Counters = COUNTED,
     settings: Load = SETTINGS,
     watched: Path | None = None,
 ) -> str:
     """Why the load is invalid; empty if it is valid."""
-    given = {name: pair for name, pair in {**COUNTED, **counters}.items() if pair is not None}
+    pairs = {name: pair for name, pair in {**COUNTED, **counters}.items() if pair is not None}
     for repeat in (1, 2):
         for place, when in enumerate(("before", "after")):
-            trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in given.items()})
-    rows = {each.metric: each for each in parse_load(folder, settings, LEVELS, "tensorrt-llm", arguments, watched)}
-    reasons = {rows[name].invalid_because or "" for name in MEASURED}
-    (reason,) = reasons
+            trtllm_page(folder, repeat, when, {name: pair[place] for name, pair in pairs.items()})
+    rows = measure(folder, settings, load_server(arguments, "tensorrt-llm"), watched=watched)
+    (reason,) = {rows[name].invalid_because or "" for name in MEASURED}
     return reason
-
-
-@pytest.mark.parametrize(
-    ("arguments", "counters"),
-    [
-        ({}, {}),
-        ({}, {"kv_cache_reused_blocks": (50, 51)}),
-        (NO_REUSE, {"kv_cache_missed_blocks": None}),
-        ({"scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}}, {}),
-        ({"scheduler_config": {"enable_prefix_aware_scheduling": False}}, {}),
-    ],
-)
-def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
-    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None]
-) -> None:
-    assert on_trtllm(folder, arguments, counters) == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "counters", "message"),
     [
+        # What it counts or rules out is trusted.
+        ({}, {}, None),
+        ({}, {"kv_cache_reused_blocks": (50, 51)}, None),
+        (NO_REUSE, {"kv_cache_missed_blocks": None}, None),
+        ({"scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}}, {}, None),
+        ({"scheduler_config": {"enable_prefix_aware_scheduling": False}}, {}, None),
         ({}, {"request_success": None}, "has no trtllm_request_success_total"),
         (NO_REUSE, {"request_success": None}, "has no trtllm_request_success_total"),
         ({}, {"request_success": (3, 42)}, "the server counts 39 requests of 40"),
@@ -1310,9 +1058,10 @@ def test_what_tensorrt_llm_counts_or_rules_out_is_trusted(
     ],
 )
 def test_what_tensorrt_llm_neither_counts_nor_rules_out_leaves_no_number(
-    folder: Path, arguments: ServerArguments, counters: dict[str, tuple[float, float] | None], message: str
+    folder: Path, arguments: ServerArguments, counters: Counters, message: str | None
 ) -> None:
-    assert message in on_trtllm(folder, arguments, counters)
+    because = on_trtllm(folder, arguments, counters)
+    assert because == "" if message is None else message in because
 
 
 def test_of_another_engine_only_the_client_is_looked_at(folder: Path, watched: Path) -> None:
@@ -1334,8 +1083,7 @@ def test_reused_blocks_have_their_remedy(folder: Path) -> None:
 
 
 def test_vllms_counters_are_none_of_tensorrt_llms(folder: Path) -> None:
-    (reason,) = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, "tensorrt-llm", NO_REUSE)}
-    assert reason is not None
+    (reason,) = {row.invalid_because or "" for row in measure(folder, server=load_server(NO_REUSE, "tensorrt-llm")).values()}
     assert "repeat 1: the server's /metrics before it has no trtllm_request_success_total" in reason
     on_trtllm(folder, {})
     assert_nothing(folder, "has no vllm:num_preemptions_total")
@@ -1348,7 +1096,8 @@ def test_a_third_kind_of_engine_is_judged_by_its_own_rule(folder: Path, monkeypa
 
     name: Any = "third"
     monkeypatch.setitem(KINDS, name, replace(KINDS["tensorrt-llm"], load_problems=problems))
-    (reason,) = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, name, {"slots": 8})}
+    third = load_server({"slots": 8}).model_copy(update={"kind": name})
+    (reason,) = {row.invalid_because for row in measure(folder, server=third).values()}
     assert re.search(r"repeat 2: [1-9]\d* tokens, 40 prompts, shared: 0.0, \{'slots': 8\}", reason or "")
 
 
@@ -1360,7 +1109,7 @@ def test_counters_are_read_where_the_server_has_them(monkeypatch: pytest.MonkeyP
         asked.append(url)
         return httpx.Response(200, text="# page", request=httpx.Request("GET", url))
 
-    monkeypatch.setattr("vllm_qualify.answers.asked", get)
+    monkeypatch.setattr("vllm_qualify.answers.ask_within", get)
     assert SERVER.model_copy(update={"metrics_path": path}).metrics_page() == "# page"
     assert asked == [f"{SERVER.url}{path}"]
 
@@ -1380,19 +1129,18 @@ def runs(monkeypatch: pytest.MonkeyPatch, settled: list[str]) -> Runs:
         bench: Bench, command: list[str], result: str | None, log: Path, _: float, check: object, progress: Progress
     ) -> None:
         progress(20, 40)
+        url = options(command)["--base-url"]
         if result is None:
             repeat = int(log.stem.rpartition("-")[2])
-            warmed_up.append((options(command)["--base-url"], repeat))
+            warmed_up.append((url, repeat))
             assert command == warm_up_command(bench.client, "reference", SETTINGS, repeat)
-            return
-        if result == "bench-0.json":
-            # Of both servers of a load in turns, at the same time: `test_warming` looks at it.
-            return
-        assert warmed_up[-1] == (options(command)["--base-url"], int(result[6]))
-        shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
-        runs.append((options(command)["--base-url"], f"{log.parent.name}/{result}"))
-        assert command == command_of(bench.client, "reference", SETTINGS, benches.results_folder(bench), int(result[6]))
-        assert callable(check)
+        # The one before the first repeat is of both servers of a load in turns, at the same time: `test_warming` looks at it.
+        elif result != "bench-0.json":
+            assert warmed_up[-1] == (url, int(result[6]))
+            shutil.copy(CAPTURED / "bench-1.json", log.parent / result)
+            runs.append((url, f"{log.parent.name}/{result}"))
+            assert command == command_of(bench.client, "reference", SETTINGS, benches.results_folder(bench), int(result[6]))
+            assert callable(check)
 
     def settle(bench: Bench, *_: object) -> None:
         assert not runs, "a client that makes prompts would disturb what is measured"
@@ -1414,14 +1162,17 @@ def settled() -> list[str]:
     return []
 
 
+@dataclass
 class Follower:
     """Is undecided until a look. Its clock goes on by `repeat_s` with each run of bench, the first of which takes `first_s`."""
 
-    def __init__(self, runs: Runs, decided_at: int = 99, repeat_s: float = 10.0, first_s: float = 10.0) -> None:
-        self.runs, self.decided_at, self.repeat_s, self.first_s = runs, decided_at, repeat_s, first_s
-        self.asked: list[int] = []
-        self.made: list[tuple[int, float, list[str] | None]] = []
-        self.ended: list[str] = []
+    runs: Runs
+    decided_at: int = 99
+    repeat_s: float = 10.0
+    first_s: float = 10.0
+    asked: list[int] = field(default_factory=list)
+    made: list[tuple[int, float, list[str] | None]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
 
     @property
     def following(self) -> Following:
@@ -1432,8 +1183,7 @@ class Follower:
         return [GATE] if len(self.asked) < self.decided_at else []
 
     def _record(self, made: Made) -> None:
-        undecided = None if made.undecided is None else list(made.undecided)
-        self.made.append((made.repeats, made.longest_s, undecided))
+        self.made.append((made.repeats, made.longest_s, None if made.undecided is None else list(made.undecided)))
 
     def _clock(self) -> float:
         return 1000.0 + (self.first_s + (len(self.runs) - 1) * self.repeat_s if self.runs else 0.0)
@@ -1444,24 +1194,17 @@ CANDIDATE, BASELINE = "http://127.0.0.1:8123", "http://127.0.0.1:8124"
 
 @pytest.mark.parametrize(("looks", "asked_after"), [(1, [3]), (2, [3, 4]), (3, [3, 4, 5]), (9, [3, 4, 5])])
 def test_repeats_go_on_until_nothing_is_undecided(tmp_path: Path, runs: Runs, looks: int, asked_after: list[int]) -> None:
-    progress_calls: list[tuple[int, int]] = []
-    settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5})
-    follower = Follower(runs, looks, first_s=30.0)
-    commands = measure_load(
-        driven(), settings, tmp_path, lambda done, total: progress_calls.append((done, total)), follower.following
-    )
+    shown: list[tuple[int, int]] = []
+    settings, follower = with_settings(repeats=3, most_repeats=5), Follower(runs, looks, first_s=30.0)
+    commands = measure_load(driven(), settings, tmp_path, lambda *each: shown.append(each), follower.following)
     assert follower.asked == asked_after
-    lefts = [[GATE] if look < looks else [] for look in range(1, len(asked_after) + 1)]
-    assert follower.made == [
-        (1, 30.0, None),
-        (2, 30.0, None),
-        *((after, 30.0, left) for after, left in zip(asked_after, lefts, strict=True)),
-    ]
+    looked = [(after, 30.0, [GATE] if look < looks else []) for look, after in enumerate(asked_after, start=1)]
+    assert follower.made == [(1, 30.0, None), (2, 30.0, None), *looked]
     assert not follower.ended
     assert not (tmp_path / ENDED).exists()
     assert runs == [(CANDIDATE, f"{tmp_path.name}/bench-{number}.json") for number in range(1, asked_after[-1] + 1)]
     assert len(commands) == len(runs)
-    assert progress_calls == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
+    assert shown == [(20, 120), (60, 120), (100, 120), (140, 160), (180, 200)][: len(runs)]
     assert (tmp_path / "metrics-1-before.txt").read_text() == f"# page of {CANDIDATE}\n"
     assert (tmp_path / "processes-1.json").is_file()
 
@@ -1470,41 +1213,35 @@ def test_prompts_are_made_ahead_for_the_very_commands_that_are_run(tmp_path: Pat
     """Those of the repeats that are run in any case come first, also before another cell's further ones."""
     planned: list[list[str]] = []
     monkeypatch.setattr(benches, "prepare_commands", lambda _, commands: planned.extend(commands))
-    monkeypatch.setattr(benches, "give", lambda _, file: f"/given{file}")
+    monkeypatch.setattr(benches, "give_file", lambda _, file: f"/given/{file.name}")
     monkeypatch.setattr(benches, "give_text", lambda _, name, _text: f"/given/{name}")
-    monkeypatch.setattr(client_of_loads, "_warm_ups", lambda file: (f"warm-up-{file.name}", ""))
-    few, many = (SETTINGS.model_copy(update={"repeats": 2, "most_repeats": most, "seed": most}) for most in (2, 4))
-    prepare_prompts(
-        driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", Path("/prompts.jsonl"))]
-    )
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "One"}\n')
+    few, many = (with_settings(repeats=2, most_repeats=most, seed=most) for most in (2, 4))
+    prepare_prompts(driven().bench, "reference", [(many, tmp_path / "many", None), (few, tmp_path / "few", file)])
     client = driven().bench.client
-    files = ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl")
     expected = []
     for settings, repeat in ((many, 1), (many, 2), (few, 1), (few, 2), (many, 3), (many, 4)):
-        prompts, warm_ups = files if settings is few else (None, None)
+        prompts, warm_ups = ("/given/prompts.jsonl", "/given/warm-up-prompts.jsonl") if settings is few else (None, None)
         expected.append(warm_up_command(client, "reference", settings, repeat, warm_ups))
         expected.append(command_of(client, "reference", settings, BENCH.letter_box, repeat, prompts))
     assert planned == expected
 
 
-def test_no_client_makes_prompts_while_another_measures(tmp_path: Path, runs: Runs, settled: list[str]) -> None:
-    measure_load(driven(), SETTINGS, tmp_path, lambda *_: None, Follower(runs, 1).following, driven(BASELINE))
-    assert settled == [CANDIDATE, BASELINE]
-    assert runs
-
-
-def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
+def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs, settled: list[str]) -> None:
     """So that a drift of the machine favours neither: the one that begins is the other each time."""
-    progress_calls: list[tuple[int, int]] = []
-    settings, follower = SETTINGS.model_copy(update={"most_repeats": 3}), Follower(runs)
-    progress, following = lambda done, total: progress_calls.append((done, total)), follower.following
-    commands = measure_load(driven(), settings, tmp_path, progress, following, driven(BASELINE))
+    shown: list[tuple[int, int]] = []
+    settings, follower = with_settings(most_repeats=3), Follower(runs)
+    commands = measure_load(
+        driven(), settings, tmp_path, lambda *each: shown.append(each), follower.following, driven(BASELINE)
+    )
+    assert settled == [CANDIDATE, BASELINE], "no client makes prompts while another measures"
     assert [url for url, _ in runs] == [CANDIDATE, BASELINE, BASELINE, CANDIDATE, CANDIDATE, BASELINE]
-    assert [file for url, file in runs if url == BASELINE] == [f"beside/bench-{number}.json" for number in (1, 2, 3)]
-    assert [file for url, file in runs if url == CANDIDATE] == [f"{tmp_path.name}/bench-{number}.json" for number in (1, 2, 3)]
+    for server, place in ((BASELINE, "beside"), (CANDIDATE, tmp_path.name)):
+        assert [file for url, file in runs if url == server] == [f"{place}/bench-{number}.json" for number in (1, 2, 3)]
     assert follower.asked == [4, 6]
     assert [longest_s for _, longest_s, _ in follower.made] == [20.0, 20.0, 20.0], "of both servers together"
-    assert progress_calls == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
+    assert shown == [(20, 160), (60, 160), (100, 160), (140, 160), (180, 240), (220, 240)]
     assert [options(command)["--seed"] for command in commands] == ["0", "0", "1", "1", "2", "2"]
     assert (tmp_path / "beside" / "metrics-3-after.txt").read_text() == f"# page of {BASELINE}\n"
 
@@ -1523,8 +1260,7 @@ def test_the_baseline_is_measured_in_turns(tmp_path: Path, runs: Runs) -> None:
 def test_no_repeat_begins_that_would_not_end_within_the_budget(
     tmp_path: Path, runs: Runs, budget_s: float, repeat_s: float, made: int
 ) -> None:
-    settings = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": budget_s})
-    follower = Follower(runs, repeat_s=repeat_s)
+    settings, follower = with_settings(repeats=3, most_repeats=5, time_budget_s=budget_s), Follower(runs, repeat_s=repeat_s)
     commands = measure_load(driven(), settings, tmp_path, lambda *_: None, follower.following)
     assert len(commands) == len(runs) == made
     if made == 5:
@@ -1543,7 +1279,7 @@ def write_end(folder: Path, **changes: object) -> Ended:
     return ended
 
 
-EARLY = SETTINGS.model_copy(update={"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0})
+EARLY = with_settings(repeats=3, most_repeats=5, time_budget_s=100.0)
 
 
 def test_a_load_that_ended_before_its_first_look_shows_values_and_decides_nothing(folder: Path) -> None:
@@ -1559,8 +1295,7 @@ def test_a_load_that_ended_after_a_look_has_the_interval_of_that_look(folder: Pa
     ended = write_end(folder)
     after = by_metric(folder, settings)["output_throughput_tok_s"]
     assert (before.ended_because, after.ended_because) == (None, ended.because)
-    assert after.interval is not None
-    assert after.interval == before.interval
+    assert bounds_of(after) == bounds_of(before)
 
 
 @pytest.mark.parametrize(
@@ -1591,13 +1326,13 @@ def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: s
 def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:
     shutil.copytree(CAPTURED, folder / BESIDE)
     ended = write_end(folder)
-    rows = {each.metric: each for each in parse_load(folder / BESIDE, EARLY, LEVELS, VLLM, ARGUMENTS)}
+    rows = measure(folder / BESIDE, EARLY)
     assert rows["output_throughput_tok_s"].ended_because == ended.because
 
 
 # --- Whole runs
 
-WHOLE_RUN = SETTINGS.model_copy(update={"window": "whole"})
+WHOLE_RUN = with_settings(window="whole")
 
 
 @pytest.mark.parametrize("metric", [name for name in REPEATS if name != "goodput_req_s"])
@@ -1609,7 +1344,7 @@ def test_over_a_whole_run_the_figures_are_benchs_own(metric: str) -> None:
     key = {"req_s": "request", "tok_s": "output" if "output" in metric else "total_token"}.get("_".join(metric.split("_")[-2:]))
     latency, statistic, unit = metric.split("_")[:3]
     name = f"{key}_throughput" if key else f"{statistic}_{latency}_{unit}"
-    wanted = [json.loads((CAPTURED / f"bench-{repeat}.json").read_text())[name] for repeat in (1, 2)]
+    wanted = [read_result(CAPTURED, repeat)[name] for repeat in (1, 2)]
     assert row.repeats == pytest.approx(wanted, rel=0.01)
     assert row.sample_count == 80
     assert row.source == "load/bench-*.json, over whole runs with their ramp-up and tail"
@@ -1617,32 +1352,24 @@ def test_over_a_whole_run_the_figures_are_benchs_own(metric: str) -> None:
 
 def test_a_whole_run_may_have_too_few_requests_for_a_steady_state() -> None:
     """With 16 clients its 40 requests are two waves and a half."""
-    few = {"max_concurrency": 16, "num_prompts": 40}
-    result = json.loads((CAPTURED / "bench-1.json").read_text())
-    whole = Load.model_validate(WHOLE_RUN.model_dump() | few)
-    assert steady_of(result, whole).requests == 40
+    whole = Load.model_validate(WHOLE_RUN.model_dump() | {"max_concurrency": 16, "num_prompts": 40})
+    assert steady_of(read_result(CAPTURED, 1), whole).requests == 40
     with pytest.raises(UnsteadyError, match="use more num_prompts"):
-        steady_of(result, whole.model_copy(update={"window": "steady"}))
-
-
-def waits_until(watched: Path, repeat: int, last: int) -> None:
-    """All but one request wait, up to this sample of a repeat."""
-    seen = {RUNNING: 1.0, WAITING: 3.0}
-    change_lines(watched / SCRAPES, WITHIN[repeat][:last], lambda _, line: line | {"values": line["values"] | seen})
+        steady_of(read_result(CAPTURED, 1), whole.model_copy(update={"window": "steady"}))
 
 
 def test_the_first_wave_of_a_whole_run_may_wait_in_prefill(folder: Path, watched: Path) -> None:
     """Its last first token comes after nearly 0.5 s: until then they wait for each other."""
-    result = json.loads((folder / "bench-2.json").read_text())
+    result = read_result(folder)
     late = [2.0 * (number == 3) for number in range(40)]
     times = {name: [one + more for one, more in zip(result[name], late, strict=True)] for name in ("ttfts", "latencies")}
     starts = [start + sum(late[:number]) for number, start in enumerate(result["start_times"])]
     change(folder, 2, **times, start_times=starts, queue_times=[0.0] * 40, duration=result["duration"] + 2)
     # As long as it was, as what was watched has it.
     scale(folder, 2, result["duration"] / (result["duration"] + 2))
-    waits_until(watched, 2, 5)
+    queue(watched, 2, up_to=5, running=1.0)
     repeat = results.read_repeat(folder, "load", 2)
-    steady, whole = (problems_of(folder, repeat, settings, VLLM, ARGUMENTS, watched) for settings in (SETTINGS, WHOLE_RUN))
+    steady, whole = (problems_of(repeat, settings, LOAD_SERVER, watched) for settings in (SETTINGS, WHOLE_RUN))
     assert ["of the requests in the server waited" in problem for problem in steady] == [True]
     assert whole == []
 
@@ -1657,7 +1384,7 @@ def test_a_later_look_does_not_examine_a_repeat_again(folder: Path, monkeypatch:
     before = by_metric(folder)
     examined: list[Document] = []
     monkeypatch.setattr(results, "steady_of", lambda repeat, *_: examined.append(repeat))
-    monkeypatch.setattr(results, "_without_long_lists", examined.append)
+    monkeypatch.setattr(results.Repeat, "_without_long_lists", examined.append)
     assert by_metric(folder) == before
     assert examined == []
 
@@ -1677,16 +1404,15 @@ def test_a_repeat_that_was_changed_is_read_anew_whatever_its_size_and_time(folde
 
 def test_what_is_remembered_of_a_repeat_is_that_of_its_settings(folder: Path) -> None:
     before = by_metric(folder)
-    assert_nothing(folder, "request_goodput", settings=SETTINGS.model_copy(update={"slo": Slo(ttft_ms=0.001)}))
+    assert_nothing(folder, "request_goodput", settings=with_settings(slo=Slo(ttft_ms=0.001)))
     assert value_of(folder, WHOLE_RUN) != before["output_throughput_tok_s"].value
     assert by_metric(folder) == before
 
 
 def test_a_key_is_found_where_it_is_one_and_not_in_a_reply(folder: Path) -> None:
-    result = {"errors": ["output_throughput"], "generated_texts": ['{"output_throughput": 1}']} | json.loads(
-        (folder / "bench-2.json").read_text()
-    )
-    (folder / "bench-2.json").write_text(json.dumps(result, indent=1).replace('"output_throughput":', '"output_throughput"  :'))
+    quoting = {"errors": ["output_throughput"], "generated_texts": ['{"output_throughput": 1}']}
+    text = json.dumps(quoting | read_result(folder), indent=1)
+    (folder / "bench-2.json").write_text(text.replace('"output_throughput":', '"output_throughput"  :'))
     lines = (folder / "bench-2.json").read_text().splitlines()
     (place,) = [number for number, line in enumerate(lines, 1) if line.startswith(' "output_throughput"  :')]
     repeat = results.read_repeat(folder, "load", 2)

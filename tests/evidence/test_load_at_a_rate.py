@@ -6,28 +6,21 @@ from typing import Any
 
 import pytest
 
+from tests.builders.loads import measure
 from tests.evidence.commands import CLIENT, options
 from tests.fakes.capacity import Capacity, Change
 from vllm_qualify.evidence.load.client import command_of
-from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 Document = dict[str, Any]
 
 # Of a server that takes about 25 ms for 20 tokens of one request, and 256 at once.
-LOAD = Load(
-    input_len=16,
-    output_len=20,
-    max_concurrency=1,
-    num_prompts=400,
-    num_warmups=0,
-    request_rate=20.0,
-    repeats=2,
-    most_repeats=2,
-    min_duration_s=1.0,
+LOAD = Load.model_validate(
+    {"input_len": 16, "output_len": 20, "max_concurrency": 1, "num_prompts": 400, "num_warmups": 0, "request_rate": 20.0}
+    | {"repeats": 2, "most_repeats": 2, "min_duration_s": 1.0}
 )
+WHOLE = LOAD.model_copy(update={"window": "whole"})
 
 
 def measured(folder: Path, load: Load = LOAD, server: Capacity | None = None) -> dict[str, Measurement]:
@@ -37,12 +30,12 @@ def measured(folder: Path, load: Load = LOAD, server: Capacity | None = None) ->
     for repeat in (1, 2):
         server.change = partial(begun_at, change, 1000.0 * repeat)
         into = folder / str(repeat)
-        into.mkdir()
-        server.run(load.model_copy(update={"seed": repeat}), load.request_rate, into)
+        into.mkdir(parents=True)
+        server.run(load.model_copy(update={"seed": repeat}), into)
         for path in into.iterdir():
             path.rename(folder / path.name.replace("-1", f"-{repeat}", 1))
         into.rmdir()
-    return {row.metric: row for row in parse_load(folder, load, Levels())}
+    return measure(folder, load)
 
 
 def begun_at(change: Change, began: float, result: Document) -> Document:
@@ -57,21 +50,12 @@ def late(result: Document) -> Document:
     return result | {"start_times": starts}
 
 
-def with_burstiness(value: float) -> Change:
-    return lambda result: result | {"burstiness": value}
-
-
-def test_bench_is_asked_for_a_rate_and_has_no_clients(tmp_path: Path) -> None:
-    load = LOAD.model_copy(update={"burstiness": 0.25})
+@pytest.mark.parametrize("rate", [20.0, 12.3456789])
+def test_bench_is_asked_for_a_rate_and_has_no_clients(tmp_path: Path, rate: float) -> None:
+    load = LOAD.model_copy(update={"burstiness": 0.25, "request_rate": rate})
     command = command_of(CLIENT, "reference", load, str(tmp_path), 1)
-    given = options(command)
-    assert (given["--request-rate"], given["--burstiness"]) == ("20.0", "0.25")
+    assert (options(command)["--request-rate"], options(command)["--burstiness"]) == (str(rate), "0.25")
     assert "--max-concurrency" not in command
-
-
-def test_a_rate_of_many_digits_is_the_one_that_bench_gets(tmp_path: Path) -> None:
-    load = LOAD.model_copy(update={"request_rate": 12.3456789})
-    assert options(command_of(CLIENT, "reference", load, str(tmp_path), 1))["--request-rate"] == "12.3456789"
 
 
 def test_its_figures_are_those_of_the_steady_state(tmp_path: Path) -> None:
@@ -92,23 +76,18 @@ def test_a_server_that_does_not_keep_up_has_no_steady_state(tmp_path: Path) -> N
 
 
 def test_over_a_whole_run_it_is_slow(tmp_path: Path) -> None:
-    whole = LOAD.model_copy(update={"window": "whole"})
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "fast").mkdir()
-    slow, fast = (measured(tmp_path / name, whole, Capacity(slots=slots)) for name, slots in (("slow", 2), ("fast", 256)))
-    slow_ms, fast_ms = slow["ttft_p50_ms"].value, fast["ttft_p50_ms"].value
-    assert slow_ms is not None
-    assert fast_ms is not None
-    assert slow_ms > 100 * fast_ms
+    slow, fast = (measured(tmp_path / str(slots), WHOLE, Capacity(slots=slots))["ttft_p50_ms"].value for slots in (2, 256))
+    assert slow is not None
+    assert fast is not None
+    assert slow > 100 * fast
 
 
 def test_a_client_that_falls_behind_is_no_slow_server(tmp_path: Path) -> None:
-    whole = LOAD.model_copy(update={"window": "whole"})
-    rows = measured(tmp_path, whole, Capacity(change=late))
+    rows = measured(tmp_path, WHOLE, Capacity(change=late))
     assert "and 20 s were asked: the client fell behind" in (rows["ttft_p50_ms"].invalid_because or "")
 
 
 def test_another_burstiness_than_the_asked_one_leaves_no_number(tmp_path: Path) -> None:
     bursts = LOAD.model_copy(update={"burstiness": 0.5})
-    rows = measured(tmp_path, bursts, Capacity(change=with_burstiness(1.0)))
+    rows = measured(tmp_path, bursts, Capacity(change=lambda result: result | {"burstiness": 1.0}))
     assert "bench had burstiness 1.0, not 0.5" in (rows["ttft_p50_ms"].invalid_because or "")

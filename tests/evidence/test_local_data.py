@@ -3,56 +3,20 @@
 import json
 import os
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from tests.evidence.commands import SERVER, STARTING
-from tests.evidence.test_groups import reply_of
-from tests.fakes.openai_server import Book, serving
-from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, prepare_task
-from vllm_qualify.evidence.answers import Answered, read_answers
+from tests.builders.accuracy import Replies, Row, Saying, ask_task, install_packages, refuse_task, write_rows
+from tests.fakes.openai_server import Book
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.workload import Accuracy
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+from vllm_qualify.recipe.accuracy import Accuracy
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = ROOT / ".cache" / "lm-eval-extras"
-UV = Path(sys.executable).parent / "uv"
-
-Row = dict[str, Any]
-Saying = str | Callable[[str], str]
-
-
-class Replies(Mapping[str, str]):
-    """The reply to a prompt, by the phrase that is in it; by the last one, since examples come before the question."""
-
-    def __init__(self, by_phrase: Mapping[str, Saying]) -> None:
-        self._by_phrase = by_phrase
-
-    def __getitem__(self, prompt: str) -> str:
-        found = max(self._by_phrase, key=prompt.rfind)
-        if found not in prompt:
-            raise KeyError(prompt)
-        saying = self._by_phrase[found]
-        return saying if isinstance(saying, str) else saying(prompt)
-
-    def __contains__(self, prompt: object) -> bool:
-        return any(phrase in str(prompt) for phrase in self._by_phrase)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_phrase)
-
-    def __len__(self) -> int:
-        return len(self._by_phrase)
+PACKAGES = ("langdetect", "immutabledict", "math_verify[antlr4_11_0]", "antlr4-python3-runtime==4.11")
 
 
 class Case(NamedTuple):
@@ -189,9 +153,8 @@ MINERVA = Case(
     task="minerva_math500",
     rows=MATH,
     replies={
-        "Add 2": " Final Answer: The final answer is $5$. I hope it is correct.",
-        "Halve 1": " Final Answer: The final answer is $0.25$. I hope it is correct.",
-        "Square 4": " Final Answer: The final answer is $16$. I hope it is correct.",
+        phrase: f" Final Answer: The final answer is ${answer}$. I hope it is correct."
+        for phrase, answer in {"Add 2": "5", "Halve 1": "0.25", "Square 4": "16"}.items()
     },
     scores={"exact_match,none": [1, 0, 1]},
     num_fewshot=4,
@@ -199,38 +162,21 @@ MINERVA = Case(
 
 
 def plan_of(case: Case, folder: Path) -> TaskPlan:
-    files = []
-    for name, rows in (("test", case.rows), ("shots", case.shots)):
-        if rows:
-            files.append(folder / f"{name}.jsonl")
-            files[-1].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = [(folder / f"{name}.jsonl", rows) for name, rows in (("test", case.rows), ("shots", case.shots)) if rows]
+    for file, rows in files:
+        write_rows(file, rows)
     own = folder / "tasks"
     own.mkdir()
     for name, text in case.own.items():
         (own / name).write_text(text)
     settings = Accuracy(task=case.task, num_questions=len(case.rows), num_fewshot=case.num_fewshot, time_limit_s=120.0)
-    return TaskPlan(
-        settings=settings,
-        num_concurrent=4,
-        repetitions=1,
-        sequential=False,
-        questions=files,
-        folder=own if case.own else None,
-    )
-
-
-def measured(case: Case, folder: Path) -> Answered:
-    plan, into = plan_of(case, folder), folder / "accuracy" / case.task
-    with serving(Book(Replies(case.replies))) as url:
-        starting, server = STARTING.model_copy(update={"url": url}), SERVER.model_copy(update={"url": url})
-        with loading(starting, "reference", plan, folder / "lm-eval") as lm_eval:
-            run = prepare_task(server, lm_eval, into, lambda *_: None)
-            run.ask(run.steps[0])
-    return read_answers(into, plan)
+    plan = TaskPlan(settings=settings, num_concurrent=4, repetitions=1, sequential=False, questions=[file for file, _ in files])
+    return plan.model_copy(update={"folder": own}) if case.own else plan
 
 
 def check(case: Case, folder: Path) -> None:
-    answers = sorted(measured(case, folder).answers, key=lambda answer: answer.question)
+    answered, _ = ask_task(plan_of(case, folder), folder, Book(Replies(case.replies)))
+    answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert {name: [answer.scores[name] for answer in answers] for name in case.scores} == case.scores
 
 
@@ -239,43 +185,17 @@ def test_scores_are_those_computed_by_hand(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
 
 
-@cache
-def extras() -> str | None:
-    """Why the packages of lm-eval's extras cannot be had, or None."""
-    packages = ["langdetect", "immutabledict", "math_verify[antlr4_11_0]", "antlr4-python3-runtime==4.11"]
-    done = subprocess.run(
-        [UV, "pip", "install", "--quiet", "--target", EXTRAS, *packages],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.stderr[-300:] if done.returncode else None
-
-
 @pytest.mark.parametrize("case", [IFEVAL, MINERVA], ids=lambda case: case.task)
 def test_scores_of_tasks_with_packages_of_their_own(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if problem := extras():
+    if problem := install_packages(EXTRAS, *PACKAGES):
         pytest.skip(f"no package index has lm-eval's extras: {problem}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXTRAS), os.environ.get("PYTHONPATH", str(ROOT))]))
     check(case, tmp_path)
 
 
-def refusal(case: Case, folder: Path) -> RecipeError:
-    plan = plan_of(case, folder)
-    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
-    with pytest.raises(RecipeError) as raised, loading(nobody, "reference", plan, folder / "lm-eval") as lm_eval:
-        reply_of(lm_eval)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            lm_eval.check()
-            time.sleep(0.05)  # the worker takes its first reply back, by a file
-    return raised.value
-
-
 @pytest.mark.parametrize(("case", "extra"), [(IFEVAL, "ifeval"), (MINERVA, "math")], ids=["ifeval", "minerva"])
 def test_a_package_that_is_missing_is_named_with_its_extra(case: Case, extra: str, tmp_path: Path) -> None:
-    error = refusal(case, tmp_path)
+    error = refuse_task(plan_of(case, tmp_path), tmp_path / "lm-eval")
     assert "needs a package that is not installed" in str(error)
     assert f"pip install 'lm-eval[{extra}]'" in (error.remedy or "")
 
@@ -290,10 +210,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(case: Case, extra: st
     ids=["gsm8k", "aime25", "gpqa"],
 )
 def test_questions_of_another_format_are_refused(case: Case, message: str, tmp_path: Path) -> None:
-    assert message in str(refusal(case, tmp_path))
+    assert message in str(refuse_task(plan_of(case, tmp_path), tmp_path / "lm-eval"))
 
 
 def test_examples_that_a_task_needs_are_asked_for(tmp_path: Path) -> None:
     """Without them lm-eval would take the questions themselves."""
-    error = refusal(MATH500._replace(num_fewshot=2), tmp_path)
+    error = refuse_task(plan_of(MATH500._replace(num_fewshot=2), tmp_path), tmp_path / "lm-eval")
     assert "hendrycks_math500 needs solved examples" in str(error)

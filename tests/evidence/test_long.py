@@ -10,23 +10,22 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
+from tests.builders.accuracy import ask_task, await_task_reply
 from tests.evidence.commands import STARTING
-from tests.evidence.measuring import measured
-from tests.evidence.test_groups import reply_of
 from tests.fakes.openai_server import AROUND_TOK, Book, serving
 from tests.recipes import write
 from vllm_qualify.cli import app
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, parse_task
-from vllm_qualify.evidence.answers import Answered
-from vllm_qualify.evidence.long.fitting import Tokenizer, UnfitError, fitted
-from vllm_qualify.evidence.long.questions import KINDS, asked, made, scores
+from vllm_qualify.evidence.accuracy.answers import Answered
+from vllm_qualify.evidence.accuracy.letters import RefusedError
+from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
+from vllm_qualify.evidence.accuracy.long.fitting import Tokenizer, fit_documents
+from vllm_qualify.evidence.accuracy.long.questions import KINDS, asked, made, scores
+from vllm_qualify.evidence.accuracy.measurements import parse_task
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.workload import Accuracy
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
 
 KINDS_BY_HAND = ["single", "multikey", "multivalue", "tracking", "frequent"]
 # Longer than the slack that a question may have.
@@ -61,7 +60,7 @@ def half(prompt: str) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskPlan, Answered, Path, Book]:
     book, folder = Book({}, solve=half, most_tok=1024), tmp_path_factory.mktemp("long")
     plan = plan_of(sequential=False, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
-    return (plan, *measured(plan, folder, book, most_blocks=1), book)
+    return (plan, *ask_task(plan, folder, book, most_blocks=1), book)
 
 
 Run = tuple[TaskPlan, Answered, Path, Book]
@@ -99,7 +98,7 @@ def test_the_template_is_counted_as_the_chat_has_it(run: Run) -> None:
 def test_completions_have_the_length_too(tmp_path: Path) -> None:
     book = Book({}, solve=half, most_tok=1024)
     plan = plan_of(api="completions", system_prompt=None, num_questions=5, max_gen_toks=300, sequential=False)
-    answered, _ = measured(plan, tmp_path, book, most_blocks=1)
+    answered, _ = ask_task(plan, tmp_path, book, most_blocks=1)
     assert sorted(answer.scores["string_match_all,none"] for answer in answered.answers) == [1 / 2, 3 / 5, 2 / 3, 1, 1]
     lengths = [len(request["prompt"].split()) + 300 for request in book.requests]
     assert all(1024 - 2 * 64 <= length <= 1024 for length in lengths)
@@ -150,7 +149,7 @@ def test_capital_letters_do_not_matter() -> None:
 
 def documents(seed: int, count: int = 10, book: Book | None = None, tokens: int = 1024) -> list[dict[str, Any]]:
     with serving(book or Book({}, most_tok=4096)) as url:
-        return fitted(Tokenizer(url, "reference"), tokens, 128, {"prompt": "one"}, seed, count)
+        return fit_documents(Tokenizer(url, "reference"), tokens, 128, {"prompt": "one"}, seed, count)
 
 
 def test_questions_are_the_same_for_a_seed_and_differ_for_another() -> None:
@@ -170,22 +169,22 @@ def test_questions_are_the_same_for_a_seed_and_differ_for_another() -> None:
     ],
 )
 def test_a_length_that_cannot_be_asked_is_refused(tokens: int, most: int, message: str) -> None:
-    with pytest.raises(UnfitError, match=message):
+    with pytest.raises(RefusedError, match=message):
         documents(1, book=Book({}, most_tok=most), tokens=tokens)
 
 
 def test_a_tokenizer_that_counts_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that says 1 for every text would have the text grow for ever."""
     monkeypatch.setattr(Tokenizer, "count", lambda *_, **__: 1)
-    with pytest.raises(UnfitError, match="no question of the kind single has"):
+    with pytest.raises(RefusedError, match="no question of the kind single has"):
         documents(1)
 
 
 def test_a_server_that_takes_less_is_refused_in_the_recipes_words(tmp_path: Path) -> None:
     with serving(Book({}, most_tok=512)) as url, pytest.raises(RecipeError) as refused:
         starting = STARTING.model_copy(update={"url": url})
-        with loading(starting, "reference", plan_of(), tmp_path / "lm-eval") as lm_eval:
-            reply_of(lm_eval)
+        with running_lm_eval(starting, "reference", plan_of(), tmp_path / "lm-eval") as lm_eval:
+            await_task_reply(lm_eval)
     assert "long_1024 cannot be asked: 1,024 tokens are asked, prompt and reply, and the server takes 512" in str(refused.value)
     assert "max-model-len" in (refused.value.remedy or "")
 

@@ -8,7 +8,8 @@ import pytest
 from tests.report.builder import passed_report
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.network import infiniband
-from vllm_qualify.evidence.stages import MACHINE, parse
+from vllm_qualify.evidence.stages.stage import MACHINE
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.recipe.gates import gate_of
 
 HEAD = "node-0:4242:4301 [0] NCCL INFO "
@@ -84,10 +85,7 @@ def test_one_channel_over_another_network_is_enough_to_fail(lines: list[str]) ->
         ([USES_SOCKETS], "the log has no NCCL channel"),
         ([f"{HEAD}Channel 00/0 : 3[3] -> 11[3] [send] vi"], "the log has no NCCL channel"),
         ([f"{HEAD}CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA"], "the log has no NCCL channel"),
-        (
-            [USES_IB, local(), local("SHM/direct/direct")],
-            "none of NCCL's 2 channels goes between nodes: P2P/CUMEM, SHM/direct",
-        ),
+        ([USES_IB, local(), local("SHM/direct/direct")], "none of NCCL's 2 channels goes between nodes: P2P/CUMEM, SHM/direct"),
     ],
 )
 def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], message: str) -> None:
@@ -97,10 +95,8 @@ def test_a_log_without_channels_between_nodes_tells_nothing(lines: list[str], me
 
 
 def test_the_log_of_two_gpus_of_one_host_names_their_transport() -> None:
-    log = (Path(__file__).parent / "captured/network/two-h200.log").read_text()
-    row = infiniband(log, "serve/server.log")
-    assert row.value is None
-    assert row.invalid_because == "none of NCCL's 48 channels goes between nodes: P2P/CUMEM"
+    row = infiniband((Path(__file__).parent / "captured/network/two-h200.log").read_text(), "serve/server.log")
+    assert (row.value, row.invalid_because) == (None, "none of NCCL's 48 channels goes between nodes: P2P/CUMEM")
 
 
 # --- as a stage

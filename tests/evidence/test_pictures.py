@@ -17,42 +17,38 @@ import pytest
 from PIL import Image
 
 from infra.reference_vision import questions
-from tests.evidence.measuring import measured
-from tests.evidence.test_local_data import Replies, Row
+from tests.builders.accuracy import (
+    Replies,
+    Row,
+    ask_task,
+    draw_picture,
+    exam_row,
+    picture_url,
+    read_rows,
+    refuse_task,
+    write_rows,
+)
 from tests.fakes.openai_server import Book
-from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.answers import Answered
-from vllm_qualify.evidence.data import fetch
-from vllm_qualify.evidence.pictures import Pictures, UnusablePictureError
-from vllm_qualify.evidence.thinking import read_replies
+from vllm_qualify.evidence.accuracy.answers import Answered
+from vllm_qualify.evidence.accuracy.data import fetch
+from vllm_qualify.evidence.accuracy.pictures import Pictures, UnusablePictureError
+from vllm_qualify.evidence.accuracy.thinking import read_replies
 from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.sampling import Sampling
-from vllm_qualify.recipe.workload import Accuracy
-from vllm_qualify.report.questions import _asked
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
-
-
-def drawn(colour: str, form: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, colour).save(file, form)
-    return file.getvalue()
-
-
-def url(body: bytes, form: str = "png") -> str:
-    return f"data:image/{form};base64,{base64.b64encode(body).decode()}"
+from vllm_qualify.report.flips import excerpt_question
 
 
 def chart(body: bytes, query: str, answer: str, form: str = "png") -> Row:
-    return {"image": url(body, form), "query": query, "label": [answer], "human_or_machine": 0}
+    return {"image": picture_url(body, form), "query": query, "label": [answer], "human_or_machine": 0}
 
 
 def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-RED, BLUE, GREEN = drawn("red"), drawn("blue", "JPEG"), drawn("green", "WEBP")
+RED, BLUE, GREEN = draw_picture("red"), draw_picture("blue", "JPEG"), draw_picture("green", "WEBP")
 # Two questions differ by their picture alone.
 CHARTS = [
     chart(RED, "How many bars?", "40"),
@@ -65,16 +61,12 @@ SAID = {
     digest(GREEN): "it is peru.",
 }
 # 41 is within 5 % of 40, and 43 is not. Only anywhere_accuracy reads a reply without a final answer.
-SCORES = {
-    "exact_match,none": [0, 0, 0],
-    "relaxed_accuracy,none": [1, 0, 0],
-    "anywhere_accuracy,none": [1, 0, 1],
-}
+SCORES = {"exact_match,none": [0, 0, 0], "relaxed_accuracy,none": [1, 0, 0], "anywhere_accuracy,none": [1, 0, 1]}
 
 
 def plan_of(folder: Path, rows: list[Row], task: str = "chartqa", own: Path | None = None, **settings: Any) -> TaskPlan:
     file = folder / "test.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(file, rows)
     asked: dict[str, Any] = {"api": "chat", "stop": [], "num_fewshot": 0, "time_limit_s": 120.0}
     return TaskPlan(
         settings=Accuracy(task=task, num_questions=len(rows), **(asked | settings)),
@@ -90,18 +82,12 @@ def scores(answered: Answered, names: Mapping[str, object]) -> dict[str, list[fl
     return {name: [answer.scores[name] for answer in answers] for name in names}
 
 
-def refusal(plan: TaskPlan, folder: Path) -> RecipeError:
-    with pytest.raises(RecipeError) as refused:
-        measured(plan, folder, Book({}))
-    return refused.value
-
-
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answered, Path, Book]:
     """ChartQA's questions, each asked twice."""
     folder, book = tmp_path_factory.mktemp("charts"), Book(Replies(SAID), thinking={})
     sampled: dict[str, Any] = {"sampling": Sampling(temperature=0.5), "samples_per_question": 2}
-    return *measured(plan_of(folder, CHARTS, **sampled), folder, book), book
+    return *ask_task(plan_of(folder, CHARTS, **sampled), folder, book), book
 
 
 def test_scores_of_charts_are_those_computed_by_hand(asked: tuple[Answered, Path, Book]) -> None:
@@ -135,25 +121,16 @@ def test_the_evidence_names_pictures_by_hash_and_size(asked: tuple[Answered, Pat
     for path in folder.rglob("*.json*"):
         assert "base64" not in path.read_text()
     (samples, *_) = sorted(folder.rglob("samples_*.jsonl"))
-    rows = {row["doc_id"]: row for row in map(json.loads, samples.read_text().splitlines())}
+    rows = {row["doc_id"]: row for row in read_rows(samples)}
     named = f"picture of 40 x 30, sha256 {digest(BLUE)}"
     assert rows[1]["doc"]["image"] == named
-    assert _asked(rows[1], 2000).text == f"{named}\nHow many bars?"
+    assert excerpt_question(rows[1], 2000).text == f"{named}\nHow many bars?"
 
 
 def test_another_run_has_the_same_hashes(asked: tuple[Answered, Path, Book], tmp_path: Path) -> None:
-    again, _ = measured(plan_of(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
+    again, _ = ask_task(plan_of(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
     hashes = {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in again.answers}
     assert hashes == {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in asked[0].answers}
-
-
-def exam(number: int, question: str, answer: str, *pictures: bytes, options: str = "['two', 'six']") -> Row:
-    images = {f"image_{place}": url(body) for place, body in enumerate(pictures, start=1)}
-    rest = {f"image_{place}": None for place in range(len(pictures) + 1, 8)}
-    kind = "multiple-choice" if options != "[]" else "open"
-    return (
-        {"id": f"a_{number}", "question": question, "options": options, "answer": answer, "question_type": kind} | images | rest
-    )
 
 
 def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: Path) -> None:
@@ -163,18 +140,18 @@ def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: 
     (own / "inner.yaml").write_text(json.dumps({"group": "inner", "task": ["mmmu_val_math"]}))
     means = {"aggregate_metric_list": [{"metric": "acc", "aggregation": "mean", "weight_by_size": True}]}
     (own / "outer.yaml").write_text(json.dumps({"group": "outer", "task": ["inner"]} | means))
-    one, two = drawn("black"), drawn("white")
+    one, two = draw_picture("black"), draw_picture("white")
     rows = [
-        exam(1, "Of <image 1> and <image 2>, how many are like <image 1>?", "B", one, two),
-        exam(2, "How many are in <image 1>?", "A", two),
-        exam(3, "What is in <image 1>?", "12", two, options="[]"),
+        exam_row(1, "Of <image 1> and <image 2>, how many are like <image 1>?", "B", one, two),
+        exam_row(2, "How many are in <image 1>?", "A", two),
+        exam_row(3, "What is in <image 1>?", "12", two, options="[]"),
     ]
     said = {
         digest(one) + digest(two) + digest(one): "(B)",
         digest(two) + "How many": "It must be (B).",
         digest(two) + "What is in": "So it is 12.",
     }
-    answered, _ = measured(plan_of(tmp_path, rows, "outer", own), tmp_path, Book(Replies(said)))
+    answered, _ = ask_task(plan_of(tmp_path, rows, "outer", own), tmp_path, Book(Replies(said)))
     assert scores(answered, {"acc,none": []}) == {"acc,none": [1, 0, 1]}
 
 
@@ -194,15 +171,15 @@ def noise() -> bytes:
     return file.getvalue()
 
 
+SVG = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        (url(bomb()), "question 2: a picture has 60,000 x 60,000 pixels, where 50,000,000 in all are allowed"),
-        (url(noise()[:4000]), "question 2: a picture cannot be decoded: "),
-        (
-            url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"),
-            "question 2: a picture is no PNG or JPEG or WEBP or GIF",
-        ),
+        (picture_url(bomb()), "question 2: a picture has 60,000 x 60,000 pixels, where 50,000,000 in all are allowed"),
+        (picture_url(noise()[:4000]), "question 2: a picture cannot be decoded: "),
+        (picture_url(SVG, "svg+xml"), "question 2: a picture is no PNG or JPEG or WEBP or GIF"),
         ("data:image/png;base64,####", "question 2: a picture is not in base64: "),
         ("data:image/png,abc", "question 2: the picture 'data:image/png' is not in base64"),
         ("/etc/passwd", "'/etc/passwd' stands where the task shows a picture"),
@@ -211,7 +188,7 @@ def noise() -> bytes:
     ids=["bomb", "cut", "svg", "base64", "no base64", "path", "address"],
 )
 def test_a_picture_that_is_none_is_refused_with_its_place(image: str, message: str, tmp_path: Path) -> None:
-    error = refusal(plan_of(tmp_path, [CHARTS[0], CHARTS[2] | {"image": image}]), tmp_path)
+    error = refuse_task(plan_of(tmp_path, [CHARTS[0], CHARTS[2] | {"image": image}]), tmp_path / "lm-eval")
     assert "chartqa cannot be asked: test.jsonl, " in str(error)
     assert message in str(error)
     assert "write it as `data:image/png;base64,…`" in (error.remedy or "")
@@ -244,7 +221,7 @@ def test_what_a_task_with_pictures_cannot_be_is_refused(
 ) -> None:
     plan = plan_of(tmp_path, rows, **settings)
     assert plan.questions
-    error = refusal(plan.model_copy(update={"questions": [*plan.questions, *plan.questions]}), tmp_path)
+    error = refuse_task(plan.model_copy(update={"questions": [*plan.questions, *plan.questions]}), tmp_path / "lm-eval")
     assert message in str(error)
     assert remedy in (error.remedy or "")
 
@@ -267,11 +244,11 @@ def test_fetched_pictures_are_local_questions_with_the_same_hashes(tmp_path: Pat
     (own / "chartqa.yaml").write_text(json.dumps(task | files | {"include": str(source)}))
     plan = plan_of(tmp_path, CHARTS, own=own)
     assert fetch(plan.model_copy(update={"questions": None}), tmp_path / "fetched").questions == 3
-    assert [json.loads(line) for line in (tmp_path / "fetched" / "test.jsonl").read_text().splitlines()] == CHARTS
+    assert read_rows(tmp_path / "fetched" / "test.jsonl") == CHARTS
 
 
 def test_the_vision_models_questions_are_what_its_code_draws() -> None:
-    kept = [json.loads(line) for line in (catalog_folder() / "reference-vision" / "charts.jsonl").read_text().splitlines()]
+    kept = read_rows(catalog_folder() / "reference-vision" / "charts.jsonl")
     drawings = [(asked.pictures[0].tobytes(), asked.query, [asked.answer]) for asked in questions.written()]
     assert [(pixels(row["image"]), row["query"], row["label"]) for row in kept] == drawings
     assert len({picture for picture, _, _ in drawings}) == 400

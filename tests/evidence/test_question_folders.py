@@ -10,25 +10,29 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from tests.evidence.commands import STARTING
-from tests.evidence.measuring import measured
-from tests.evidence.test_data import write_task
-from tests.evidence.test_groups import reply_of
-from tests.evidence.test_local_data import Replies, Row
-from tests.evidence.test_pictures import drawn, exam
+from tests.builders.accuracy import (
+    NOBODY,
+    Replies,
+    Row,
+    ask_task,
+    await_task_reply,
+    draw_picture,
+    exam_row,
+    read_rows,
+    refuse_task,
+    write_rows,
+    write_task,
+)
 from tests.fakes.openai_server import Book
 from tests.recipes import reference, write
-from vllm_qualify.cli.data import data_app
-from vllm_qualify.errors import CallerError, HostError, RecipeError
-from vllm_qualify.evidence.accuracy import loading
-from vllm_qualify.evidence.data import fetch
-from vllm_qualify.evidence.lm_eval_worker import TaskReply
+from vllm_qualify.cli.recipe import data_app
+from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.evidence.accuracy.data import fetch
+from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.plan.questions import check_questions
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.presets import PRESETS
-from vllm_qualify.recipe.workload import Accuracy
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
 
 SUBJECTS = ("anatomy", "astronomy", "virology")
 MEMBERS = [f"mmlu_{subject}_generative" for subject in SUBJECTS]
@@ -55,29 +59,24 @@ SCORES = [1, 0, 1, 1, 0]
 def write_folder(folder: Path, files: dict[str, list[Row]]) -> Path:
     folder.mkdir(parents=True)
     for name, rows in files.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
 
 
-def plan_of(root: Path, **changed: Any) -> TaskPlan:
-    """Three subjects of lm-eval's mmlu, by generation."""
+def plan_of(root: Path, members: list[str] = MEMBERS, **changed: Any) -> TaskPlan:
+    """Three subjects of lm-eval's mmlu, by generation, with QUESTIONS and EXAMPLES."""
     own = root / "tasks"
     own.mkdir()
-    (own / "three.yaml").write_text(json.dumps({"group": "three", "task": MEMBERS}))
+    (own / "three.yaml").write_text(json.dumps({"group": "three", "task": members}))
     settings = {"task": "three", "num_questions": 5, "num_fewshot": 1, "time_limit_s": 120.0} | changed
-    given = [write_folder(root / "test", QUESTIONS), write_folder(root / "shots", EXAMPLES)]
+    files = [dict(zip(members, rows.values(), strict=True)) for rows in (QUESTIONS, EXAMPLES)]
+    given = [write_folder(root / name, each) for name, each in zip(("test", "shots"), files, strict=True)]
     return TaskPlan(settings=Accuracy(**settings), num_concurrent=4, questions=given, folder=own)
-
-
-def reply_to(plan: TaskPlan, folder: Path) -> TaskReply:
-    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
-    with loading(nobody, "reference", plan, folder / "lm-eval") as lm_eval:
-        return reply_of(lm_eval)
 
 
 def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: Path) -> None:
     book = Book(Replies(SAID))
-    answered, _ = measured(plan_of(tmp_path), tmp_path, book)
+    answered, _ = ask_task(plan_of(tmp_path), tmp_path, book)
     answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert [answer.scores["exact_match,get_response"] for answer in answers] == SCORES
     assert [answer.topic for answer in answers] == [SUBJECTS[place] for place in (0, 0, 1, 2, 2)]
@@ -90,22 +89,14 @@ def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: 
 def test_likelihoods_choose_the_answers_that_were_computed_by_hand(tmp_path: Path) -> None:
     """Three subjects of lm-eval's mmlu as the preset `base` asks it, with a server that finds these letters the likeliest."""
     (mmlu,) = (task for task in PRESETS["base"] if task["task"] == "mmlu")
+    asked_so = mmlu | {"task": "three", "num_fewshot": 1, "num_questions": 5, "time_limit_s": 120.0}
     likeliest = {"a rib": " A", "a fern": " B", "Vega": " B", "measles": " C", "a mouse": " A"}
-    (tmp_path / "tasks").mkdir()
-    members = [f"mmlu_{subject}" for subject in SUBJECTS]
-    (tmp_path / "tasks" / "three.yaml").write_text(json.dumps({"group": "three", "task": members}))
-    given = [
-        write_folder(tmp_path / name, dict(zip(members, rows.values(), strict=True)))
-        for name, rows in (("test", QUESTIONS), ("shots", EXAMPLES))
-    ]
-    settings = Accuracy(**mmlu | {"task": "three", "num_fewshot": 1, "num_questions": 5, "time_limit_s": 120.0})
-    plan = TaskPlan(settings=settings, num_concurrent=4, questions=given, folder=tmp_path / "tasks")
 
     def choose(text: str) -> str:
         return next(letter for words, letter in likeliest.items() if words in text.rpartition("\n\n")[2])
 
     book = Book({}, choose=choose)
-    answered, _ = measured(plan, tmp_path, book)
+    answered, _ = ask_task(plan_of(tmp_path, [f"mmlu_{subject}" for subject in SUBJECTS], **asked_so), tmp_path, book)
     answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert [answer.scores["acc,none"] for answer in answers] == [1, 0, 1, 1, 0]
     assert len(book.prompts) == 4 * 5
@@ -115,110 +106,69 @@ def test_likelihoods_choose_the_answers_that_were_computed_by_hand(tmp_path: Pat
 # --- Folders that lie
 
 
-def member_is_missing(root: Path) -> None:
-    (root / "test" / f"{MEMBERS[1]}.jsonl").unlink()
+ASTRONOMY, VIROLOGY = (f"{member}.jsonl" for member in MEMBERS[1:])
+# The file that is changed; what it then has, or None where it is gone; the problem, and the remedy.
+LIES: dict[str, tuple[str, str | None, str, str]] = {
+    "member is missing": (f"test/{ASTRONOMY}", None, f"test lacks 1 of 3 tasks of three: {ASTRONOMY}", "add them"),
+    "file of another task": ("test/anatomy.jsonl", "{}", "test/anatomy.jsonl is of no task of three", "correct its name"),
+    "examples of another task": ("shots/others.jsonl", "{}", "shots/others.jsonl is of no task of three", "correct its name"),
+    "examples are missing": (f"shots/{VIROLOGY}", None, f"{MEMBERS[2]} needs solved examples", f"shots/{VIROLOGY}"),
+    "other fields": (
+        f"test/{ASTRONOMY}",
+        '{"query": "?", "choices": [], "answer": 1}',
+        f"three does not find its fields in test/{ASTRONOMY}",
+        "JSON lines",
+    ),
+    "no json": (f"test/{VIROLOGY}", "question,answer", f"three does not find its fields in test/{VIROLOGY}", "JSON lines"),
+    "an answer too high": (
+        f"test/{ASTRONOMY}",
+        "\n".join(map(json.dumps, (QUESTIONS[MEMBERS[1]][0], choice("astronomy", "What is Vega?", 7)))),
+        f"three does not find its fields in test/{ASTRONOMY}",
+        "JSON lines",
+    ),
+}
 
 
-def file_of_another_task(root: Path) -> None:
-    (root / "test" / "mmlu_anatomy.jsonl").write_text("{}\n")
-
-
-def examples_of_another_task(root: Path) -> None:
-    (root / "shots" / "others.jsonl").write_text("{}\n")
-
-
-def examples_are_missing(root: Path) -> None:
-    (root / "shots" / f"{MEMBERS[2]}.jsonl").unlink()
-
-
-def other_fields(root: Path) -> None:
-    (root / "test" / f"{MEMBERS[1]}.jsonl").write_text('{"query": "?", "choices": [], "answer": 1}\n')
-
-
-def no_json(root: Path) -> None:
-    (root / "test" / f"{MEMBERS[2]}.jsonl").write_text("question,answer\n")
-
-
-def an_answer_too_high(root: Path) -> None:
-    write_rows = json.dumps(choice("astronomy", "What is Vega?", 7))
-    (root / "test" / f"{MEMBERS[1]}.jsonl").write_text(f"{json.dumps(QUESTIONS[MEMBERS[1]][0])}\n{write_rows}\n")
-
-
-@pytest.mark.parametrize(
-    ("attack", "message", "remedy"),
-    [
-        (member_is_missing, f"test lacks 1 of 3 tasks of three: {MEMBERS[1]}.jsonl", "add them"),
-        (file_of_another_task, "test/mmlu_anatomy.jsonl is of no task of three", "correct its name"),
-        (examples_of_another_task, "shots/others.jsonl is of no task of three", "correct its name"),
-        (examples_are_missing, f"{MEMBERS[2]} needs solved examples", f"shots/{MEMBERS[2]}.jsonl"),
-        (other_fields, f"three does not find its fields in test/{MEMBERS[1]}.jsonl", "JSON lines"),
-        (no_json, f"three does not find its fields in test/{MEMBERS[2]}.jsonl", "JSON lines"),
-        (an_answer_too_high, f"three does not find its fields in test/{MEMBERS[1]}.jsonl", "JSON lines"),
-    ],
-)
-def test_a_folder_that_is_not_the_groups_is_refused_with_its_file(
-    attack: Callable[[Path], None], message: str, remedy: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", LIES)
+def test_a_folder_that_is_not_the_groups_is_refused_with_its_file(name: str, tmp_path: Path) -> None:
+    file, text, message, remedy = LIES[name]
     plan = plan_of(tmp_path)
-    attack(tmp_path)
-    with pytest.raises(RecipeError) as raised:
-        reply_to(plan, tmp_path)
-    assert message in str(raised.value)
-    assert remedy in (raised.value.remedy or "")
-    assert raised.value.place == "accuracy.three"
+    if text is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(f"{text}\n")
+    error = refuse_task(plan, tmp_path / "lm-eval")
+    assert message in str(error)
+    assert remedy in error.remedy
+    assert error.place == "accuracy.three"
 
 
-def link(folder: Path) -> None:
-    (folder / "b.jsonl").symlink_to("/etc/passwd")
-
-
-def link_to_a_folder(folder: Path) -> None:
-    (folder / "b.jsonl").symlink_to("/etc")
-
-
-def inner_folder(folder: Path) -> None:
-    (folder / "b.jsonl").mkdir()
-
-
-def pipe(folder: Path) -> None:
-    os.mkfifo(folder / "b.jsonl")
-
-
-def notes(folder: Path) -> None:
-    (folder / "notes.txt").write_text("mine")
-
-
-def nothing(folder: Path) -> None:
-    (folder / "a.jsonl").unlink()
-
-
-def huge(folder: Path) -> None:
+def write_huge_files(folder: Path) -> None:
     for name in ("b", "c"):
         with (folder / f"{name}.jsonl").open("wb") as file:
             file.truncate(3 * 2**29)
 
 
-def many(folder: Path) -> None:
+def write_many_files(folder: Path) -> None:
     for number in range(5_000):
         os.link(folder / "a.jsonl", folder / f"{number}.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("attack", "message"),
-    [
-        (link, "'b.jsonl' is a link"),
-        (link_to_a_folder, "'b.jsonl' is a link"),
-        (inner_folder, "'b.jsonl' is no plain file"),
-        (pipe, "'b.jsonl' is no plain file"),
-        (notes, "'notes.txt' is no plain file TASK.jsonl"),
-        (nothing, "is empty"),
-        (huge, "3.0 GiB of questions, where 2 are allowed"),
-        (many, "more than 5,000 files"),
-    ],
-)
-def test_a_folder_with_other_things_is_refused_before_anything_starts(
-    attack: Callable[[Path], None], message: str, tmp_path: Path
-) -> None:
+ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "link": (lambda folder: (folder / "b.jsonl").symlink_to("/etc/passwd"), "'b.jsonl' is a link"),
+    "link to a folder": (lambda folder: (folder / "b.jsonl").symlink_to("/etc"), "'b.jsonl' is a link"),
+    "inner folder": (lambda folder: (folder / "b.jsonl").mkdir(), "'b.jsonl' is no plain file"),
+    "pipe": (lambda folder: os.mkfifo(folder / "b.jsonl"), "'b.jsonl' is no plain file"),
+    "notes": (lambda folder: (folder / "notes.txt").write_text("mine"), "'notes.txt' is no plain file TASK.jsonl"),
+    "nothing": (lambda folder: (folder / "a.jsonl").unlink(), "is empty"),
+    "huge": (write_huge_files, "3.0 GiB of questions, where 2 are allowed"),
+    "many": (write_many_files, "more than 5,000 files"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_folder_with_other_things_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
+    attack, message = ATTACKS[name]
     folder = write_folder(tmp_path / "test", {"a": [{"question": "?"}]})
     check_questions(folder)
     attack(folder)
@@ -258,11 +208,11 @@ def test_each_task_with_data_of_its_own_is_fetched_into_a_file_which_asks_the_sa
     there = {path.relative_to(tmp_path / "data").as_posix() for path in (tmp_path / "data").rglob("*.jsonl")}
     assert there == {"test/sums.jsonl", "test/zeros.jsonl", "shots/sums.jsonl"}
     for name, wanted in rows.items():
-        assert [json.loads(line) for line in (tmp_path / "data" / "test" / f"{name}.jsonl").read_text().splitlines()] == wanted
+        assert read_rows(tmp_path / "data" / "test" / f"{name}.jsonl") == wanted
     local = plan.model_copy(update={"questions": [tmp_path / "data" / "test", tmp_path / "data" / "shots"]})
     said = Replies({row["question"]: row["answer"] for each in rows.values() for row in each})
     asked = [
-        {(answer.question, answer.doc_hash, answer.prompt_hash) for answer in measured(each, folder, Book(said))[0].answers}
+        {(answer.question, answer.doc_hash, answer.prompt_hash) for answer in ask_task(each, folder, Book(said))[0].answers}
         for each, folder in ((plan, tmp_path / "own"), (local, tmp_path / "local"))
     ]
     assert len(asked[0]) == 7
@@ -300,7 +250,8 @@ def test_all_57_subjects_of_mmlu_are_read_from_a_folder(tmp_path: Path) -> None:
     shots = write_folder(tmp_path / "shots", {name: [choice("x", f"What is in {name}?", 2)] for name in names})
     settings = Accuracy(task="mmlu", num_questions=57, num_fewshot=1)
     plan = TaskPlan(settings=settings, num_concurrent=1, questions=[test, shots])
-    reply = reply_to(plan, tmp_path)
+    with running_lm_eval(NOBODY, "reference", plan, tmp_path / "lm-eval") as lm_eval:
+        reply = await_task_reply(lm_eval)
     assert {member.name: member.questions for member in reply.members} == dict.fromkeys(names, 1)
 
 
@@ -312,10 +263,10 @@ def test_all_30_subjects_of_mmmu_are_asked_from_a_folder_with_their_pictures(tmp
     texts = [path.read_text() for path in (Path(lm_eval.tasks.__file__).parent / "mmmu").glob("mmmu_*.yaml")]
     names = sorted(line.removeprefix("task: ") for text in texts for line in text.split("\n") if line.startswith("task: "))
     assert len(names) == 30
-    rows = {name: [exam(1, f"How many for {name} in <image 1>?", "A", drawn("red"))] for name in names}
+    rows = {name: [exam_row(1, f"How many for {name} in <image 1>?", "A", draw_picture("red"))] for name in names}
     settings = Accuracy(task="mmmu_val", num_questions=30, num_fewshot=0, api="chat", stop=[], time_limit_s=120.0)
     plan = TaskPlan(settings=settings, num_concurrent=4, questions=[write_folder(tmp_path / "test", rows)])
     said = Replies({f"for {name} in": "(A)" if at < 15 else "(B)" for at, name in enumerate(names)})
-    answered, _ = measured(plan, tmp_path, Book(said))
+    answered, _ = ask_task(plan, tmp_path, Book(said))
     scores = {answer.topic: answer.scores["acc,none"] for answer in answered.answers}
     assert scores == {name: float(at < 15) for at, name in enumerate(names)}

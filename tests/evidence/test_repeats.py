@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vllm_qualify.evidence.load.repeats import interval_over_looks, level, repeat_sides, spent
+from vllm_qualify.evidence.load.repeats import interval_over_looks, level, repeat_sides, spent_share
 from vllm_qualify.evidence.measurement import Interval, geometric_mean, repeat_interval
 from vllm_qualify.evidence.sequential import FALSE_PASS, Levels, Sides
 
@@ -80,31 +80,22 @@ def test_what_is_no_look_and_what_is_no_chance_is_refused(count: int, alpha: flo
 
 def test_a_plan_for_more_repeats_spends_most_before_them() -> None:
     """By hand: of 10 repeats a tenth at each; of 20 eight hundredths at each of the first 10, and two at each of the others."""
-    assert [spent(count, 10) for count in (5, 10)] == [0.5, 1]
-    assert [spent(count, 20) for count in (5, 10, 15, 20)] == pytest.approx([0.4, 0.8, 0.9, 1])
-    assert spent(3, 3) == 1
+    assert [spent_share(count, 10) for count in (5, 10)] == [0.5, 1]
+    assert [spent_share(count, 20) for count in (5, 10, 15, 20)] == pytest.approx([0.4, 0.8, 0.9, 1])
+    assert spent_share(3, 3) == 1
 
 
 @pytest.mark.parametrize("most", [10, 12, 20, 32])
 def test_the_error_is_held_over_as_many_looks(most: int) -> None:
     """Over 40,000 simulated loads, with three standard errors of the simulation."""
-    repeats = np.random.default_rng(1).standard_normal((40_000, most))
-    above = np.zeros(len(repeats), dtype=bool)
-    for count in range(5, most + 1):
-        looked_at = repeats[:, :count]
-        statistic = looked_at.mean(axis=1) / looked_at.std(axis=1, ddof=1) * math.sqrt(count)
-        above |= statistic > stats.t.isf(level(range(5, most + 1), count, 0.05), count - 1)
-    assert above.mean() == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / 40_000))
+    ts = t_of(np.random.default_rng(1).standard_normal((40_000, most)))
+    assert crossed(ts, range(5, most + 1), 0.05) == pytest.approx(0.05, abs=3 * math.sqrt(0.05 / 40_000))
 
 
 def test_one_repeat_is_no_look_and_spends_nothing() -> None:
     assert repeat_sides("lower", Levels(), range(1, 11), 1) is None
     assert repeat_sides("lower", Levels(), range(1, 11), 2) == repeat_sides("lower", Levels(), range(2, 11), 2)
-
-
-@pytest.mark.parametrize("count", [0, 4, 11])
-def test_other_numbers_of_repeats_are_no_looks(count: int) -> None:
-    assert repeat_sides("lower", Levels(), range(5, 11), count) is None
+    assert [repeat_sides("lower", Levels(), range(5, 11), count) for count in (0, 4, 11)] == [None] * 3
 
 
 def test_the_bad_side_has_the_level_of_passing() -> None:
@@ -115,16 +106,12 @@ def test_the_bad_side_has_the_level_of_passing() -> None:
 
 
 def over(repeats: list[float], looks: range, left_out: int = 0) -> Interval | None:
-    used = repeats[left_out:]
-    return interval_over_looks(
-        geometric_mean(used),
-        lambda count, at: repeat_interval(used[:count], at),
-        "lower",
-        Levels(),
-        looks,
-        len(repeats),
-        left_out=left_out,
-    )
+    used, count = repeats[left_out:], len(repeats)
+
+    def at_look(number: int, at: Sides) -> Interval | None:
+        return repeat_interval(used[:number], at)
+
+    return interval_over_looks(geometric_mean(used), at_look, "lower", Levels(), looks, count, left_out=left_out)
 
 
 STEADY, WILD = [10.0, 10.1, 9.9, 10.0, 10.1], [10.0, 12.0]
@@ -132,13 +119,10 @@ STEADY, WILD = [10.0, 10.1, 9.9, 10.0, 10.1], [10.0, 12.0]
 
 def test_what_one_look_has_decided_the_next_ones_do_not_undo() -> None:
     """After five repeats the value is surely under 10.5; two wild ones make it uncertain by themselves."""
-    five, seven = over(STEADY, range(5, 11)), over(STEADY + WILD, range(5, 11))
     at = repeat_sides("lower", Levels(), range(5, 11), 7)
-    assert five is not None
-    assert seven is not None
-    assert at is not None
-    alone = repeat_interval(STEADY + WILD, at)
-    assert alone is not None
+    assert at
+    looks = over(STEADY, range(5, 11)), over(STEADY + WILD, range(5, 11)), repeat_interval(STEADY + WILD, at)
+    five, seven, alone = (each for each in looks if each)
     assert five.upper < 10.5 < alone.upper
     assert five.lower <= seven.lower
     assert seven.upper == pytest.approx(max(five.upper, geometric_mean(STEADY + WILD)))

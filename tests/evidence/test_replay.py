@@ -8,37 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders.loads import measure
 from tests.evidence.commands import CLIENT, options
-from tests.fakes.capacity import STATISTICS, counts_of, page
+from tests.fakes.capacity import STATISTICS, about, counts_of, page
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.client import command_of
-from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.load.replay import TRACE, planned_trace, trace_of
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.traces.trace import Request, Trace
-from vllm_qualify.recipe.workload import Load
 
 Document = dict[str, Any]
 Change = Callable[[Document], Document]
 
 COUNT, TTFT_S, GAP_S = 40, 0.02, 0.005
 REQUESTS = [Request(0.1 * at, 16 + at, 4 + at % 3, (0, at + 1)) for at in range(COUNT)]
-OF = Trace.of(16, REQUESTS)
+OF = Trace.from_requests(16, REQUESTS)
 
 
 def load_of(trace: Trace) -> Load:
-    return Load(
-        trace="trace.jsonl",
-        window="whole",
-        max_concurrency=1,
-        num_prompts=len(trace.requests),
-        num_warmups=0,
-        repeats=2,
-        most_repeats=2,
-        min_duration_s=0.1,
-        prompts_sha256=trace.digest,
-    )
+    about = {"trace": "trace.jsonl", "window": "whole", "prompts_sha256": trace.digest, "num_prompts": len(trace.requests)}
+    rest = {"max_concurrency": 1, "num_warmups": 0, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.1}
+    return Load.model_validate(about | rest)
 
 
 def result_of(trace: Trace, began: float) -> Document:
@@ -61,41 +52,22 @@ def result_of(trace: Trace, began: float) -> Document:
         for latency, each in times.items()
         for name, percent in STATISTICS.items()
     }
-    return figures | {
-        "backend": "openai",
-        "model_id": "reference",
-        "num_prompts": len(outputs),
-        "request_rate": "inf",
-        "burstiness": 1.0,
-        "max_concurrency": None,
-        "completed": len(outputs),
-        "failed": 0,
-        "total_input_tokens": sum(inputs),
-        "total_output_tokens": sum(outputs),
-        "input_lens": inputs,
-        "output_lens": outputs,
-        "generated_texts": ["x"] * len(outputs),
-        "errors": [""] * len(outputs),
-        "duration": duration,
-        "request_throughput": len(outputs) / duration,
-        "output_throughput": sum(outputs) / duration,
-        "total_token_throughput": (sum(outputs) + sum(inputs)) / duration,
-        "start_times": starts,
-        "ttfts": ttfts,
-        "itls": itls,
-    }
+    rates = {"request": len(outputs), "output": sum(outputs), "total_token": sum(outputs) + sum(inputs)}
+    figures |= {f"{name}_throughput": total / duration for name, total in rates.items()}
+    itself = about(load_of(trace), None, inputs, outputs) | {"max_concurrency": None}
+    return figures | itself | {"duration": duration, "start_times": starts, "ttfts": ttfts, "itls": itls}
 
 
 def measured(folder: Path, change: Change = lambda result: result, trace: Trace = OF) -> dict[str, Measurement]:
     """Two repeats of a trace, the results changed."""
-    load = load_of(OF)
+    folder.mkdir(exist_ok=True)
     (folder / TRACE).write_bytes(trace.body)
     for repeat in (1, 2):
         result = change(result_of(OF, 1000.0 * repeat))
         (folder / f"bench-{repeat}.json").write_text(json.dumps(result))
         (folder / f"metrics-{repeat}-before.txt").write_text(page())
         (folder / f"metrics-{repeat}-after.txt").write_text(page(0, *counts_of(result)))
-    return {row.metric: row for row in parse_load(folder, load, Levels())}
+    return measure(folder, load_of(OF))
 
 
 def because(rows: dict[str, Measurement]) -> str:
@@ -119,29 +91,71 @@ def test_a_faithful_replay_is_measured_over_all_of_it(tmp_path: Path) -> None:
 
 
 def delayed(by_s: float, requests: int) -> Change:
+    """The last requests are late together, so that all of it lasts longer: its rates are those of that time."""
+
     def change(result: Document) -> Document:
         starts = result["start_times"]
-        return result | {"start_times": [*starts[:-requests], *(start + by_s for start in starts[-requests:])]}
+        return longer(result | {"start_times": [*starts[:-requests], *(start + by_s for start in starts[-requests:])]})
 
     return change
 
 
 def longer(result: Document) -> Document:
-    """The last requests are late together, so that all of it lasts longer: its rates are those of that time."""
     duration = float(max(result["start_times"]) + 0.05 - min(result["start_times"]))
     totals = {"request_throughput": COUNT, "output_throughput": result["total_output_tokens"]}
     totals["total_token_throughput"] = result["total_output_tokens"] + result["total_input_tokens"]
     return result | {"duration": duration} | {name: total / duration for name, total in totals.items()}
 
 
-def test_a_client_that_falls_behind_is_no_slow_server(tmp_path: Path) -> None:
-    message = because(measured(tmp_path, lambda result: longer(delayed(0.15, 4)(result))))
-    assert "10.0% of its requests were sent more than 0.1 s after the trace, the last of them 0.15 s" in message
+@pytest.mark.parametrize(("by_s", "requests", "share"), [(0.15, 4, "10.0%"), (1.2, 1, "2.5%"), (300.0, 1, "2.5%")])
+def test_a_client_that_falls_behind_is_no_slow_server(tmp_path: Path, by_s: float, requests: int, share: str) -> None:
+    message = because(measured(tmp_path, lambda result: longer(delayed(by_s, requests)(result))))
+    assert f"{share} of its requests were sent more than 0.1 s after the trace, the last of them {by_s:.2g} s" in message
     assert "the client fell behind: give the client a core or a host of its own" in message
 
 
-def test_a_client_may_be_late_by_less_than_users_notice(tmp_path: Path) -> None:
-    assert because(measured(tmp_path, lambda result: longer(delayed(0.05, 4)(result)))) == ""
+def test_many_small_delays_change_no_time(tmp_path: Path) -> None:
+    """They would make a slow server and its baseline more alike."""
+    rows = measured(tmp_path, lambda result: longer(delayed(0.09, 30)(result)))
+    assert because(rows) == ""
+    assert rows["ttft_mean_ms"].value == pytest.approx(1000 * TTFT_S, rel=1e-3)
+
+
+def test_a_few_late_requests_wait_from_their_time_in_the_trace_on(tmp_path: Path) -> None:
+    """By hand: 2 of 40 requests are 0.2 s late, and the last token comes 0.2 s later."""
+    in_time, late = (tmp_path / name for name in ("in-time", "late"))
+    in_time.mkdir()
+    late.mkdir()
+    prompt = measured(in_time, longer)
+    rows = measured(late, lambda result: longer(delayed(0.2, 2)(result)))
+    assert because(rows) == ""
+    where = "from each late request's time in the trace on, over whole runs with their ramp-up and tail"
+    assert rows["ttft_mean_ms"].source.endswith(where)
+    values = {name: row.value for name, row in rows.items()}
+    assert values["ttft_mean_ms"] == pytest.approx(1000 * (TTFT_S + 2 * 0.2 / COUNT), rel=1e-3)
+    assert values["ttft_p50_ms"] == pytest.approx(1000 * TTFT_S, rel=1e-3)
+    assert values["e2el_mean_ms"] == pytest.approx((prompt["e2el_mean_ms"].value or 0) + 2 * 200 / COUNT, rel=1e-3)
+    assert values["tpot_mean_ms"] == pytest.approx(prompt["tpot_mean_ms"].value, rel=1e-3)
+
+
+def test_a_first_request_that_is_late_began_in_time_too(tmp_path: Path) -> None:
+    """All of it then began earlier, and lasted longer."""
+
+    def change(result: Document) -> Document:
+        first, *others = result["start_times"]
+        # The last one is there: so the delay of the first shows.
+        return longer(result | {"start_times": [first + 0.15, *others]})
+
+    rows = measured(tmp_path, change)
+    assert because(rows) == ""
+    assert rows["ttft_mean_ms"].value == pytest.approx(1000 * (TTFT_S + 0.15 / COUNT), rel=1e-3)
+    assert rows["request_throughput_req_s"].value == pytest.approx(COUNT / (OF.arrivals_s[-1] + 0.05), rel=1e-3)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), -float("inf")])
+def test_a_start_that_is_no_time_is_never_in_time(tmp_path: Path, time: float) -> None:
+    message = because(measured(tmp_path, lambda result: result | {"start_times": [*result["start_times"][:-1], time]}))
+    assert "the client fell behind" in message
 
 
 @pytest.mark.parametrize("name", ["input_lens", "output_lens"])
@@ -151,8 +165,7 @@ def test_another_length_than_the_traces_leaves_no_number(tmp_path: Path, name: s
         first, *others, last = result[name]
         return result | {name: [first + 1, *others, last - 1]}
 
-    message = because(measured(tmp_path, change))
-    assert f"2 {name} are not the trace's: request 1" in message
+    assert f"2 {name} are not the trace's: request 1" in because(measured(tmp_path, change))
 
 
 def test_a_bench_that_records_no_starts_cannot_show_that_it_kept_time(tmp_path: Path) -> None:
@@ -172,15 +185,10 @@ def test_a_replay_with_other_times_or_a_limit_leaves_no_number(tmp_path: Path, c
 
 def test_another_trace_than_the_planned_one_leaves_no_number(tmp_path: Path) -> None:
     """The measured host wrote it, and its own requests would agree with it."""
-    easier = Trace.of(16, [request._replace(arrival_s=2 * request.arrival_s) for request in REQUESTS])
+    easier = Trace.from_requests(16, [request._replace(arrival_s=2 * request.arrival_s) for request in REQUESTS])
     assert "trace.json is not the planned trace" in because(measured(tmp_path, trace=easier))
-
-
-def test_a_missing_trace_leaves_no_number(tmp_path: Path) -> None:
-    measured(tmp_path)
     (tmp_path / TRACE).unlink()
-    rows = {row.metric: row for row in parse_load(tmp_path, load_of(OF), Levels())}
-    assert TRACE in because(rows)
+    assert TRACE in because(measure(tmp_path, load_of(OF)))
 
 
 def test_a_load_of_another_kind_has_no_trace(tmp_path: Path) -> None:
@@ -192,7 +200,7 @@ def test_a_file_that_changed_after_the_plan_is_not_sent(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     lines = [json.dumps({"arrival_s": at, "input_tok": 8, "output_tok": 2}) + "\n" for at in range(3)]
     file.write_text("".join(lines))
-    planned = load_of(Trace.of(10_000_000, [Request(at, 8, 2, (at,)) for at in range(3)]))
+    planned = load_of(Trace.from_requests(10_000_000, [Request(at, 8, 2, (at,)) for at in range(3)]))
     assert len(trace_of(planned, file).requests) == 3
     file.write_text("".join([*lines[:2], lines[2].replace("8", "9")]))
     with pytest.raises(HostError, match="has changed since this run was planned"):

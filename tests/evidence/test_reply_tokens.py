@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.evidence.reply_tokens import reply_tokens
+from vllm_qualify.evidence.accuracy.reply_tokens import reply_tokens
 
 CAPTURED = Path(__file__).parent / "captured" / "tokens"
 

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.test_load import ARGUMENTS, CAPTURED, LEVELS, SETTINGS, count
-from vllm_qualify.engine.process import guarded
+from tests.builders.loads import CAPTURED, count, measure
+from vllm_qualify.engine.process import running_guarded
 from vllm_qualify.engine.process_tree import EngineProcess, engine_processes
-from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.restarts import Processes, processes_path
-from vllm_qualify.recipe.serving import VLLM
 
 CORE, WORKER, ANOTHER = (EngineProcess(pid=pid, began_ticks=ticks) for pid, ticks in ((7, 100), (8, 200), (9, 9000)))
 Noted = list[EngineProcess] | None
@@ -27,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def problem(folder: Path) -> str:
-    reasons = {row.invalid_because for row in parse_load(folder, SETTINGS, LEVELS, VLLM, ARGUMENTS)}
+    reasons = {row.invalid_because for row in measure(folder).values()}
     (reason,) = reasons if len(reasons) == 1 else [None]
     return reason or ""
 
@@ -120,7 +118,7 @@ def awaited(look: Callable[[], list[EngineProcess] | None], wanted: int) -> list
 
 
 def test_an_engines_own_processes_are_known_again_and_its_helpers_are_none(tmp_path: Path) -> None:
-    with guarded([sys.executable, "-c", SPAWNS], os.environ, tmp_path / "server.log") as process:
+    with running_guarded([sys.executable, "-c", SPAWNS], os.environ, tmp_path / "server.log") as process:
         first = awaited(lambda: engine_processes(process.commands()), 2)
         assert engine_processes(process.commands()) == first
         assert process.commands()[0] in {each.pid for each in first}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm_qualify.evidence.smoke import parse_smoke, smoke_request
-from vllm_qualify.recipe.workload import Smoke
+from vllm_qualify.recipe.accuracy import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
 PROMPT = (
@@ -35,17 +35,14 @@ def change(path: Path, how: Change) -> None:
     path.write_text(json.dumps(document))
 
 
-def change_models(folder: Path, how: Change) -> None:
-    change(folder / "models.json", lambda answer: change_body(answer, how))
-
-
 def change_replies(folder: Path, how: Change, *which: int) -> None:
     """Change the bodies of the replies `which`, by default of the second."""
-    path = folder / "replies.json"
-    kept = json.loads(path.read_text())
-    for number in which or (1,):
-        change_body(kept["answers"][number], how)
-    path.write_text(json.dumps(kept))
+
+    def change_answers(kept: Document) -> None:
+        for number in which or (1,):
+            change_body(kept["answers"][number], how)
+
+    change(folder / "replies.json", change_answers)
 
 
 def change_body(answer: Document, how: Change) -> None:
@@ -54,29 +51,26 @@ def change_body(answer: Document, how: Change) -> None:
     answer["body"] = json.dumps(body)
 
 
-def failing(folder: Path, golden: str | None = GOLDEN) -> list[str]:
+def failing(folder: Path, golden: str | None = GOLDEN, names: tuple[str, ...] = ("reference",)) -> list[str]:
     """The checks that do not hold; every one of them has to have a value."""
-    rows = parse_smoke(folder, SETTINGS, ["reference"], golden)
-    assert all(measurement.invalid_because is None for measurement in rows)
-    assert all(measurement.value in (0.0, 1.0) for measurement in rows)
-    return [measurement.metric for measurement in rows if measurement.value == 0.0]
+    rows = parse_smoke(folder, SETTINGS, list(names), golden)
+    assert {row.value for row in rows} <= {0.0, 1.0}
+    return [row.metric for row in rows if row.value == 0.0]
 
 
 def assert_invalid(folder: Path, message: str) -> None:
     rows = parse_smoke(folder, SETTINGS, ["reference"], GOLDEN)
-    assert [measurement.metric for measurement in rows] == CHECKS
-    for measurement in rows:
-        assert measurement.value is None
-        assert message in (measurement.invalid_because or "")
+    assert [(row.metric, row.value) for row in rows] == [(check, None) for check in CHECKS]
+    assert all(message in (row.invalid_because or "") for row in rows), rows
 
 
 def test_the_captured_replies_hold_every_check() -> None:
     rows = parse_smoke(CAPTURED, SETTINGS, ["reference"], GOLDEN)
-    assert [(each.metric, each.value, each.unit, each.sample_count) for each in rows] == [
-        (metric, 1.0, "bool", 2) for metric in CHECKS
+    assert [(each.metric, each.value, each.unit, each.sample_count, each.source) for each in rows] == [
+        (metric, 1.0, "bool", 2, "smoke/replies.json") for metric in CHECKS
     ]
-    assert {measurement.source for measurement in rows} == {"smoke/replies.json"}
-    assert (CAPTURED.parent / rows[0].source).is_file()
+    without_golden = parse_smoke(CAPTURED, SETTINGS, ["reference"], None)
+    assert [row.metric for row in without_golden] == CHECKS[:-1]
 
 
 def test_the_captured_request_is_the_one_that_is_asked() -> None:
@@ -84,20 +78,14 @@ def test_the_captured_request_is_the_one_that_is_asked() -> None:
     assert smoke_request(SETTINGS, "reference")["temperature"] == 0
 
 
-def test_without_a_golden_text_there_is_no_golden_check() -> None:
-    rows = parse_smoke(CAPTURED, SETTINGS, ["reference"], None)
-    assert [measurement.metric for measurement in rows] == CHECKS[:-1]
-
-
 @pytest.mark.parametrize("golden", [GOLDEN.strip(), GOLDEN + " ", "", GOLDEN.lower()])
 def test_a_reply_that_is_not_the_golden_text_fails_that_check(golden: str) -> None:
     assert failing(CAPTURED, golden) == ["smoke_golden"]
 
 
-def test_a_server_of_another_name_fails_the_identity() -> None:
-    for names in (["llama"], ["reference", "an-alias"]):
-        rows = parse_smoke(CAPTURED, SETTINGS, names, GOLDEN)
-        assert {each.metric: each.value for each in rows}["smoke_model_identity"] == 0.0
+@pytest.mark.parametrize("names", [("llama",), ("reference", "an-alias")])
+def test_a_server_of_another_name_fails_the_identity(names: tuple[str, ...]) -> None:
+    assert failing(CAPTURED, names=names) == ["smoke_model_identity"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +98,7 @@ def test_a_server_of_another_name_fails_the_identity() -> None:
     ids=["another", "one more", "none"],
 )
 def test_another_list_of_models_fails_the_identity(folder: Path, how: Change) -> None:
-    change_models(folder, how)
+    change(folder / "models.json", lambda answer: change_body(answer, how))
     assert failing(folder) == ["smoke_model_identity"]
 
 
@@ -123,27 +111,24 @@ def choice(**fields: Any) -> Change:
     return lambda body: body["choices"][0].update(fields)
 
 
+WRONG: dict[str, tuple[Change, list[str]]] = {
+    "another model": (lambda body: body.update(model="other"), ["smoke_model_identity"]),
+    "aborted": (choice(finish_reason="abort"), ["smoke_finish_reason"]),
+    "no reason": (choice(finish_reason=None), ["smoke_finish_reason"]),
+    "short at length": (usage(34, 19, 53), ["smoke_finish_reason"]),
+    "over max_tokens": (usage(34, 21, 55), ["smoke_finish_reason", "smoke_usage"]),
+    "no tokens": (usage(34, 0, 34), ["smoke_finish_reason", "smoke_usage"]),
+    "wrong total": (usage(34, 20, 55), ["smoke_usage"]),
+    "no prompt tokens": (usage(0, 20, 20), ["smoke_usage"]),
+    "another text": (choice(text="another text"), ["smoke_determinism", "smoke_golden"]),
+    "one more space": (choice(text=GOLDEN + " "), ["smoke_determinism", "smoke_golden"]),
+}
+
+
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize(
-    ("how", "expected"),
-    [
-        (lambda body: body.update(model="other"), ["smoke_model_identity"]),
-        (choice(finish_reason="abort"), ["smoke_finish_reason"]),
-        (choice(finish_reason=None), ["smoke_finish_reason"]),
-        (usage(34, 19, 53), ["smoke_finish_reason"]),
-        (usage(34, 21, 55), ["smoke_finish_reason", "smoke_usage"]),
-        (usage(34, 0, 34), ["smoke_finish_reason", "smoke_usage"]),
-        (usage(34, 20, 55), ["smoke_usage"]),
-        (usage(0, 20, 20), ["smoke_usage"]),
-        (choice(text="another text"), ["smoke_determinism", "smoke_golden"]),
-        (choice(text=GOLDEN + " "), ["smoke_determinism", "smoke_golden"]),
-    ],
-    ids=[
-        *("another model", "aborted", "no reason", "short at length", "over max_tokens", "no tokens", "wrong total"),
-        *("no prompt tokens", "another text", "one more space"),
-    ],
-)
-def test_a_wrong_reply_fails_its_check_and_no_other(folder: Path, how: Change, expected: list[str], which: int) -> None:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_reply_fails_its_check_and_no_other(folder: Path, wrong: str, which: int) -> None:
+    how, expected = WRONG[wrong]
     change_replies(folder, how, which)
     assert failing(folder) == expected
 

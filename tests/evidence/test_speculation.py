@@ -10,46 +10,22 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.builders.comparisons import DRAFTED as ARGUMENTS
+from tests.builders.comparisons import server_plan
+from tests.builders.loads import bounds_of
+from tests.builders.loads import change as change_result
+from tests.builders.speculations import CAPTURED, SETTINGS
 from tests.evidence.commands import SERVER
-from tests.evidence.test_load import change as change_result
 from tests.fakes.openai_server import Book, serving
-from tests.judge.test_compare import DRAFTED as ARGUMENTS
-from tests.judge.test_compare import server_plan
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load import speculation
-from vllm_qualify.evidence.load.speculation import (
-    BATCH1,
-    DRAFTED,
-    PROFILE,
-    UNDRAFTED,
-    Greedy,
-    Pair,
-    acceptance,
-    document,
-    draft_loads,
-    measure_speculation,
-    measure_start,
-    parse_speculation,
-    rates,
-    same_text,
-    starts_in_turn,
-)
+from vllm_qualify.evidence.load.greedy import DRAFTED, UNDRAFTED, Greedy, greedy_request, same_text
+from vllm_qualify.evidence.load.speculation import BATCH1, PROFILE, Pair, document, draft_loads, rates, read_acceptance
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
-CAPTURED = Path(__file__).parent / "captured" / "speculation"
-SETTINGS = Load(
-    input_len=16,
-    output_len=8,
-    max_concurrency=4,
-    num_prompts=40,
-    num_warmups=4,
-    repeats=2,
-    most_repeats=2,
-    min_duration_s=0.01,
-)
 LEVELS = Levels()
 SERVERS = (server_plan(**ARGUMENTS), server_plan())
 LENGTH, SAME = "acceptance_length_batch1_tok", "speculative_same_text"
@@ -62,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def measured(folder: Path) -> dict[str, Measurement]:
-    rows = {measurement.metric: measurement for measurement in parse_speculation(folder, SETTINGS, LEVELS, SERVERS[0])}
+    rows = {row.metric: row for row in speculation.parse_speculation(folder, SETTINGS, LEVELS, SERVERS[0])}
     assert list(rows) == [LENGTH, SAME]
     return rows
 
@@ -94,7 +70,7 @@ def test_the_captured_counters_say_what_bench_says() -> None:
     """Bench takes the counters after its warm-up, so that it sees a little less."""
     for name in (BATCH1, PROFILE):
         bench = json.loads((CAPTURED / name / DRAFTED / "bench-1.json").read_text())
-        counted = acceptance(page("before", name), page("after", name))
+        counted = read_acceptance(page("before", name), page("after", name))
         assert counted.drafts >= bench["spec_decode_num_drafts"] > 0
         assert counted.length_tok == pytest.approx(bench["spec_decode_acceptance_length"], abs=0.1)
         assert 100 * counted.rate == pytest.approx(bench["spec_decode_acceptance_rate"], abs=4)
@@ -104,26 +80,21 @@ def test_the_captured_counters_say_what_bench_says() -> None:
 def counters(drafts: float, tokens: float, *accepted: float, engine: int = 0) -> str:
     fields = {"drafts": drafts, "draft_tokens": tokens, "accepted_tokens": sum(accepted)}
     lines = [f'vllm:spec_decode_num_{name}_total{{engine="{engine}"}} {value}' for name, value in fields.items()]
-    lines += [
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="{engine}",position="{position}"}} {value}'
-        for position, value in enumerate(accepted)
-    ]
+    name = f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="{engine}"'
+    lines += [f'{name},position="{position}"}} {value}' for position, value in enumerate(accepted)]
     return "\n".join([*lines, ""])
 
 
 def test_acceptance_is_of_what_came_between_the_pages() -> None:
-    counted = acceptance(counters(100, 300, 50, 30, 20), counters(110, 330, 58, 35, 22))
+    counted = read_acceptance(counters(100, 300, 50, 30, 20), counters(110, 330, 58, 35, 22))
     assert (counted.drafts, counted.draft_tokens, counted.accepted_at) == (10, 30, [8, 5, 2])
-    assert counted.length_tok == 2.5
-    assert counted.rate == 0.5
-    assert counted.rates == [0.8, 0.5, 0.2]
+    assert (counted.length_tok, counted.rate, counted.rates) == (2.5, 0.5, [0.8, 0.5, 0.2])
 
 
 def test_engines_are_counted_together() -> None:
     none, some = counters(0, 0, 0, 0), counters(10, 20, 8, 4)
-    both = [one + counters(*more, engine=1) for one, more in ((none, (0, 0, 0, 0)), (some, (30, 60, 3, 2)))]
-    assert acceptance(*both).accepted_at == [11, 6]
-    assert acceptance(*both).drafts == 40
+    counted = read_acceptance(none + counters(0, 0, 0, 0, engine=1), some + counters(30, 60, 3, 2, engine=1))
+    assert (counted.accepted_at, counted.drafts) == ([11, 6], 40)
 
 
 @pytest.mark.parametrize("counter", ["drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"])
@@ -132,7 +103,7 @@ def test_a_counter_that_is_missing_is_no_zero(counter: str, when: str) -> None:
     pages = {each: page(each) for each in ("before", "after")}
     pages[when] = without(pages[when], counter)
     with pytest.raises(ValueError, match=f"no vllm:spec_decode_num_{counter}_total"):
-        acceptance(pages["before"], pages["after"])
+        read_acceptance(pages["before"], pages["after"])
 
 
 @pytest.mark.parametrize(
@@ -151,13 +122,13 @@ def test_a_counter_that_is_missing_is_no_zero(counter: str, when: str) -> None:
 )
 def test_counters_that_cannot_be_are_refused(before: str, after: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        acceptance(before, after)
+        read_acceptance(before, after)
 
 
 def test_a_position_that_is_left_out_is_reported() -> None:
     pages = [counters(drafts, 2 * drafts, 0, 0).replace('position="1"', 'position="2"') for drafts in (0, 4)]
     with pytest.raises(ValueError, match=re.escape("positions [0, 2]")):
-        acceptance(*pages)
+        read_acceptance(*pages)
 
 
 # --- The same text
@@ -196,9 +167,8 @@ def change_reply(folder: Path, number: int, change: Callable[[dict[str, Any]], o
 def test_the_captured_texts_are_the_same(folder: Path) -> None:
     row = measured(folder)[SAME]
     assert (row.value, row.sample_count) == (1.0, 4)
-    assert row.interval is not None
-    assert row.interval.lower < 0.7
-    assert row.interval.upper == 1.0
+    lower, upper = bounds_of(row)
+    assert lower < 0.7 < upper == 1.0
 
 
 def test_one_text_that_parts_is_reported_with_its_place(folder: Path) -> None:
@@ -249,16 +219,13 @@ def test_a_file_that_is_missing_or_torn_is_invalid(folder: Path, name: str) -> N
 
 
 def test_the_captured_acceptance_length(folder: Path) -> None:
-    row = measured(folder)[LENGTH]
-    each = [
-        acceptance(*((folder / BATCH1 / DRAFTED / f"metrics-{n}-{when}.txt").read_text() for when in ("before", "after")))
-        for n in (1, 2)
-    ]
+    row, inside = measured(folder)[LENGTH], folder / BATCH1 / DRAFTED
+    pages = [[(inside / f"metrics-{n}-{when}.txt").read_text() for when in ("before", "after")] for n in (1, 2)]
+    each = [read_acceptance(before, after) for before, after in pages]
     assert row.repeats == [one.length_tok for one in each]
     assert row.sample_count == sum(one.drafts for one in each)
-    assert row.interval is not None
-    assert row.value is not None
-    assert row.interval.lower < row.value < row.interval.upper
+    lower, upper = bounds_of(row)
+    assert lower < (row.value or 0) < upper
     path, line = row.traced_to[0].rsplit(":", 1)
     assert path == "speculation/batch1/drafted/metrics-1-before.txt"
     assert "accepted_tokens_total{" in (folder.parent / path).read_text().splitlines()[int(line) - 1]
@@ -267,12 +234,8 @@ def test_the_captured_acceptance_length(folder: Path) -> None:
 def test_an_acceptance_length_that_is_20_percent_worse_is_reported() -> None:
     """Of what is accepted beside the one token that every step has."""
     before = counters(0, 0, 0, 0, 0)
-    good, worse = (acceptance(before, counters(1000, 3000, *accepted)) for accepted in ((900, 800, 700), (720, 640, 560)))
+    good, worse = (read_acceptance(before, counters(1000, 3000, *accepted)) for accepted in ((900, 800, 700), (720, 640, 560)))
     assert worse.length_tok - 1 == pytest.approx(0.8 * (good.length_tok - 1))
-
-
-def spoil_requests(folder: Path) -> None:
-    change_result(folder, 2, failed=1)
 
 
 def lose_counters(folder: Path) -> None:
@@ -280,21 +243,13 @@ def lose_counters(folder: Path) -> None:
     path.write_text(without(path.read_text(), "drafts"))
 
 
-def lose_page(folder: Path) -> None:
-    (folder / PAGE.format("before")).unlink()
-
-
-def lose_repeat(folder: Path) -> None:
-    (folder / "bench-2.json").unlink()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_requests, "1 failed"),
+        (lambda folder: change_result(folder, 2, failed=1), "1 failed"),
         (lose_counters, "no vllm:spec_decode_num_drafts_total"),
-        (lose_page, "metrics-1-before.txt"),
-        (lose_repeat, "1 of at least 2 repeats"),
+        (lambda folder: (folder / PAGE.format("before")).unlink(), "metrics-1-before.txt"),
+        (lambda folder: (folder / "bench-2.json").unlink(), "1 of at least 2 repeats"),
         (shutil.rmtree, "No such file or directory"),
     ],
 )
@@ -338,28 +293,22 @@ def test_the_document_says_what_is_not_known(folder: Path) -> None:
     (folder / f"{DRAFTED}.jsonl").unlink()
     (folder / "greedy-after.txt").unlink()
     details = document(folder, SETTINGS)
-    assert details.profile.length_tok is None
+    assert (details.profile.length_tok, details.greedy.length_tok) == (None, None)
     assert "no vllm:spec_decode_num_drafts_total" in (details.profile.invalid_because or "")
-    assert details.greedy.length_tok is None
     assert "greedy-after.txt" in (details.greedy.invalid_because or "")
-    assert details.batch1.invalid_because is None
-    assert details.texts is None
+    assert (details.batch1.invalid_because, details.texts) == (None, None)
 
 
-@pytest.mark.parametrize("name", [BATCH1, PROFILE])
-def test_requests_that_failed_leave_nothing_of_a_load(folder: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "other"), [(BATCH1, PROFILE), (PROFILE, BATCH1)])
+def test_requests_that_failed_leave_nothing_of_a_load(folder: Path, name: str, other: str) -> None:
     """Neither what drafts were worth nor what they gain: half of the requests are the faster for it."""
     before = document(folder, SETTINGS)
     change_result(folder / name / DRAFTED, 2, failed=20, completed=20)
     after = document(folder, SETTINGS)
-    for each in (BATCH1, PROFILE):
-        drafting = getattr(after, each)
-        if each != name:
-            assert drafting == getattr(before, each)
-            continue
-        assert (drafting.length_tok, drafting.rate, drafting.rates) == (None, None, [])
-        asked = draft_loads(SETTINGS)[name].num_prompts
-        assert drafting.invalid_because == f"repeat 2: 20 of {asked} requests completed, 20 failed"
+    assert getattr(after, other) == getattr(before, other)
+    drafting, asked = getattr(after, name), draft_loads(SETTINGS)[name].num_prompts
+    assert (drafting.length_tok, drafting.rate, drafting.rates) == (None, None, [])
+    assert drafting.invalid_because == f"repeat 2: 20 of {asked} requests completed, 20 failed"
     drafted, undrafted = rates(folder, name, SETTINGS, LEVELS, SERVERS)
     assert "20 failed" in reason(drafted)
     assert undrafted.value is not None
@@ -398,6 +347,11 @@ def at(url: str) -> Server:
     return SERVER.model_copy(update={"url": url})
 
 
+def measure(one: str, other: str, folder: Path, run: speculation.RunLoad = lambda *_: None) -> None:
+    """On the servers at two addresses."""
+    speculation.measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, folder, run)
+
+
 def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
     turns = []
 
@@ -406,7 +360,7 @@ def test_both_servers_are_asked_and_loaded_in_turns(tmp_path: Path) -> None:
         turns.append((server.url, settings.max_concurrency, folder.relative_to(tmp_path).as_posix(), number))
 
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other:
-        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
+        measure(one, other, tmp_path, run)
     assert turns == [
         (url, clients, f"{name}/{side}", number)
         for clients, name in ((1, "batch1"), (4, "profile"))
@@ -429,8 +383,8 @@ def test_in_turn_the_drafting_server_runs_before_and_after_the_other(
 
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other, serving(Book({})) as again:
         urls = [one, other, again]
-        for start, url in zip(starts_in_turn(settings), urls, strict=True):
-            measure_start(start, at(url), ASKED, settings, tmp_path, run)
+        for start, url in zip(speculation.starts_in_turn(settings), urls, strict=True):
+            speculation.measure_start(start, at(url), ASKED, settings, tmp_path, run)
     planned = [("drafted", first), ("undrafted", list(range(1, repeats + 1))), ("drafted", last)]
     assert done == [
         (url, f"{name}/{side}", number)
@@ -444,13 +398,13 @@ def test_in_turn_the_drafting_server_runs_before_and_after_the_other(
 
 def test_a_server_that_says_something_else_is_reported(tmp_path: Path) -> None:
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS | {"2+2?": " 5"})) as other:
-        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
+        measure(one, other, tmp_path)
     assert measured(tmp_path)[SAME].value == 0.5
 
 
 def test_a_refused_prompt_is_kept_as_the_server_refused_it(tmp_path: Path) -> None:
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS, failing=frozenset({"2+2?"}))) as other:
-        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, lambda *_: None)
+        measure(one, other, tmp_path)
     last = json.loads((tmp_path / "undrafted.jsonl").read_text().splitlines()[-1])
     assert last["status"] == httpx.codes.INTERNAL_SERVER_ERROR
     assert "HTTP 500" in reason(measured(tmp_path)[SAME])
@@ -461,10 +415,10 @@ def test_a_load_that_fails_ends_it(tmp_path: Path) -> None:
         raise HostError("bench failed", "see its log", "load")
 
     with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other, pytest.raises(HostError, match="bench failed"):
-        measure_speculation(Pair(at(one), at(other)), ASKED, SETTINGS, tmp_path, run)
+        measure(one, other, tmp_path, run)
 
 
 def test_the_greedy_request_is_what_was_kept() -> None:
     kept = json.loads((CAPTURED / f"{DRAFTED}.jsonl").read_text().splitlines()[0])["request"]
     greedy = Greedy.model_validate_json((CAPTURED / "greedy.json").read_bytes())
-    assert kept == speculation.greedy_request(greedy.prompts[0], greedy, "reference")
+    assert kept == greedy_request(greedy.prompts[0], greedy, "reference")

@@ -2,26 +2,29 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
-from tests.evidence.test_load import change, scale
-from tests.judge.test_compare import AVAILABLE, CANDIDATE, LOAD, ask, cell_plan, loss_gate
-from tests.lm_eval_files import Asked, page, right_but
-from vllm_qualify.evidence import accuracy, answers, starts
-from vllm_qualify.evidence.answers import only
+from tests.builders.comparisons import CANDIDATE, LOAD, ask, cell_plan, loss_gate
+from tests.builders.loads import CAPTURED as CAPTURED_LOAD
+from tests.builders.loads import change, scale
+from tests.builders.starts import ask_once, record_repeat
+from tests.lm_eval_files import page, right_but
+from vllm_qualify.evidence import starts
+from vllm_qualify.evidence.accuracy import answers, lm_eval_process
+from vllm_qualify.evidence.accuracy.samples import find_only_file
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.stages import parse_unfinished
+from vllm_qualify.evidence.stages.table import parse_unfinished
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import gate_of
 
 SPEED = gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction")
 SCORE = "exact_match (gsm8k, strict-match) of start 2"
 RATE = "output_throughput_tok_s of start 2"
-ONCE = Asked(starts.once(CANDIDATE.task), AVAILABLE)
+ONCE = ask_once(CANDIDATE)
 Spoil = Callable[[Path], object]
 
 
@@ -48,7 +51,7 @@ def missed(number: int) -> list[int]:
 def add_start(evidence: Path, number: int, wrong: int, slower: float) -> None:
     inside = starts.root(evidence, number)
     ONCE.write(inside / "accuracy" / "gsm8k", right_but(missed(wrong)))
-    path = only(inside / "accuracy" / "gsm8k" / "r1-b1", "results_*.json")
+    path = find_only_file(inside / "accuracy" / "gsm8k" / "r1-b1", "results_*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"start_time": float(number)}))
     load = shutil.copytree(CAPTURED_LOAD, inside / "load")
     for repeat in (1, 2):
@@ -87,7 +90,7 @@ def copied_answers(evidence: Path) -> None:
     (folder.parent.parent.parent / "load").rename(evidence / "elsewhere")
     for path in folder.glob("results_*.json"):
         path.unlink()
-    shutil.copy(only(evidence / "accuracy/gsm8k/r1-b1", "results_*.json"), folder)
+    shutil.copy(find_only_file(evidence / "accuracy/gsm8k/r1-b1", "results_*.json"), folder)
 
 
 def copied_load(evidence: Path) -> None:
@@ -128,46 +131,38 @@ def test_a_start_that_is_none_of_its_own_is_invalid(spoil: Spoil, message: str, 
 
 def test_more_starts_than_were_planned_are_invalid(plan: CellPlan, evidence: Path) -> None:
     add_start(evidence, 3, 5, 1.5)
-    assert rows(plan, evidence)["exact_match (gsm8k, strict-match) of start 3"].value == pytest.approx(35 / 40)
-    by_metric = rows(plan.model_copy(update={"starts": 2}), evidence)
-    assert "at most 2 were planned" in (by_metric["exact_match (gsm8k, strict-match) of start 3"].invalid_because or "")
+    third = SCORE.replace("start 2", "start 3")
+    assert rows(plan, evidence)[third].value == pytest.approx(35 / 40)
+    too_many = rows(plan.model_copy(update={"starts": 2}), evidence)[third]
+    assert "at most 2 were planned" in (too_many.invalid_because or "")
 
 
 def test_the_answers_of_all_starts_are_reported_apart(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
-    answered = starts.answers_of(evidence, task)
-    wrong = {
-        start: sum(not each.score("exact_match,strict-match") for each in answered.answers if each.start == start)
-        for start in (1, 2)
-    }
+    answered = starts.answers_of(plan, evidence, task).answers
+    wrong = Counter(each.start for each in answered if not each.score("exact_match,strict-match"))
     assert wrong == {1: 4, 2: 6}
-    assert sum(each.start == 2 for each in answered.answers) == 40
+    assert sum(each.start == 2 for each in answered) == 40
 
 
 def test_kept_answers_are_those_that_were_read(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
-    answered = starts.answers_of(evidence, task)
+    answered = starts.answers_of(plan, evidence, task)
     for number in (1, 2):
         folder = starts.root(evidence, number) / "accuracy" / "gsm8k"
         of_start = [each for each in answered.answers if each.start == number]
-        answers.write(answered.model_copy(update={"answers": of_start}), folder / accuracy.ANSWERS)
+        answers.write(answered.model_copy(update={"answers": of_start}), folder / lm_eval_process.ANSWERS)
     assert starts.kept_answers(evidence, "gsm8k") == answered
-    second = evidence / "starts/2/accuracy/gsm8k" / accuracy.ANSWERS
-    shutil.copy(evidence / "accuracy/gsm8k" / accuracy.ANSWERS, second)
+    second = evidence / "starts/2/accuracy/gsm8k" / lm_eval_process.ANSWERS
+    shutil.copy(evidence / "accuracy/gsm8k" / lm_eval_process.ANSWERS, second)
     with pytest.raises(ValueError, match="answers of another start"):
         starts.kept_answers(evidence, "gsm8k")
 
 
-def taken(folder: Path, repeat: int, seconds: float) -> None:
-    """The client's record of a repeat that took so long."""
-    fields = {"cpu_s": [[1000.0, 0.0], [1000.0 + seconds, 1.0]], "max_rss_mib": 100}
-    (folder / f"client-{repeat}.json").write_text(json.dumps(fields))
-
-
 def test_the_budget_of_a_load_is_that_of_all_starts(plan: CellPlan, evidence: Path) -> None:
     for repeat, seconds in ((1, 30.0), (2, 50.0)):
-        taken(evidence / "load", repeat, seconds)
-        taken(evidence / "starts/2/load", repeat, 20.0)
+        record_repeat(evidence / "load", repeat, seconds)
+        record_repeat(evidence / "starts/2/load", repeat, 20.0)
     within = plan.model_copy(update={"load": LOAD.model_copy(update={"time_budget_s": 160.0})})
     second, third = (starts.plan_of(within, evidence, number).load for number in (2, 3))
     assert second.time_budget_s == pytest.approx(160 - 30 - 50)

@@ -1,17 +1,13 @@
 """Start-up: its parts and the KV cache from real logs of the CPU and a GPU, and from lines as vLLM's source words them."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
-from vllm_qualify.evidence.startup import PARTS, KvCache, kv_cache, startup, startup_measurements
+from tests.builders.startup_logs import CPU_LOG, CPU_STARTUP_S, H200_LAUNCHED, H200_LOG, H200_STARTUP_S, LAUNCHED
+from vllm_qualify.evidence.startup import PARTS, KvCache, Startup, kv_cache, startup, startup_measurements
 from vllm_qualify.recipe.metrics import METRICS
 
-CAPTURED = Path(__file__).parent / "captured" / "startup"
-CPU_LOG, H200_LOG = ((CAPTURED / name).read_text() for name in ("cpu-cold.log", "h200-cold.log"))
-LAUNCHED, CPU_STARTUP_S = 1795221204.23, 114.0
-H200_LAUNCHED, H200_STARTUP_S = datetime(2026, 11, 22, 13, 33, 53, tzinfo=UTC).timestamp(), 69.0
 AT = datetime(2026, 3, 9, 12, 0, 0, tzinfo=UTC).timestamp()
 GPU_STARTUP_S = 150.0
 
@@ -44,24 +40,29 @@ def log_of(*compiling: str, process: str = CORE, begin: str = "03-09 12:00:30") 
     return "\n".join(lines)
 
 
+NO_IMAGE = {"image_s": "no image was pulled in one go"}
+NO_GRAPHS = {"graphs_s": "the log does not mention a capture of CUDA graphs"}
+
+
+def parts_of(times: Startup) -> list[float | None]:
+    return [getattr(times, part) for part in PARTS]
+
+
 def test_the_parts_of_a_real_start_on_the_cpu() -> None:
     times = startup(CPU_LOG, CPU_STARTUP_S, LAUNCHED)
-    assert times.process_s == pytest.approx(57.77, abs=0.01)
-    assert (times.weights_s, times.compile_s, times.graphs_s, times.warm) == (0.01, 51.0, None, False)
-    assert times.ready_s == pytest.approx(114 - 57.77 - 0.01 - 51, abs=0.01)
-    assert times.because == {
-        "image_s": "no image was pulled in one go",
-        "graphs_s": "the log does not mention a capture of CUDA graphs",
-    }
+    assert parts_of(times) == [None, about(57.77), 0.01, 51.0, None, about(114 - 57.77 - 0.01 - 51)]
+    assert (times.warm, times.because) == (False, NO_IMAGE | NO_GRAPHS)
 
 
 def test_the_parts_of_a_real_start_on_an_h200() -> None:
     """By vLLM's V2 model runner, which words the begin of the weights in its own way."""
     times = startup(H200_LOG, H200_STARTUP_S, H200_LAUNCHED)
-    assert (times.process_s, times.weights_s, times.compile_s, times.graphs_s) == (33.0, 2.65021, 11.74, 1.0)
-    assert times.ready_s == pytest.approx(69 - 33 - 2.65 - 11.74 - 1, abs=0.01)
-    assert times.warm is False
-    assert times.because == {"image_s": "no image was pulled in one go"}
+    assert parts_of(times) == [None, 33.0, 2.65021, 11.74, 1.0, about(69 - 33 - 2.65 - 11.74 - 1)]
+    assert (times.warm, times.because) == (False, NO_IMAGE)
+
+
+def about(seconds: float) -> object:
+    return pytest.approx(seconds, abs=0.01)
 
 
 def test_graphs_that_are_captured_twice_take_both_times() -> None:
@@ -72,10 +73,8 @@ def test_graphs_that_are_captured_twice_take_both_times() -> None:
 
 def test_the_parts_of_a_start_on_a_gpu() -> None:
     times = startup(log_of(ANEW, TOOK), GPU_STARTUP_S, AT, image_s=300.0)
-    assert (times.image_s, times.process_s, times.weights_s, times.compile_s, times.graphs_s) == (300, 30, 20.5, 30.25, 18)
-    assert times.ready_s == 150 - 30 - 20.5 - 30.25 - 18
-    assert times.warm is False
-    assert times.because == {}
+    assert parts_of(times) == [300, 30, 20.5, 30.25, 18, 150 - 30 - 20.5 - 30.25 - 18]
+    assert (times.warm, times.because) == (False, {})
 
 
 @pytest.mark.parametrize(
@@ -158,8 +157,7 @@ def test_a_start_with_enforce_eager_neither_compiles_nor_captures() -> None:
 
 def test_what_a_log_does_not_tell_is_none_with_the_reason() -> None:
     times = startup("", GPU_STARTUP_S, AT)
-    values = [getattr(times, part) for part in PARTS]
-    assert values == [None] * len(PARTS)
+    assert parts_of(times) == [None] * len(PARTS)
     assert times.warm is None
     assert times.because.keys() == {*PARTS, "warm"}
     assert times.because["ready_s"] == "the rest is not known without process_s and weights_s"
@@ -208,12 +206,10 @@ def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) 
     assert (row.metric, row.value, row.invalid_because) == ("startup_warm_s", None, why)
 
 
-def test_the_kv_cache_of_a_real_server_on_the_cpu() -> None:
+def test_the_kv_cache_of_real_servers() -> None:
     assert kv_cache(CPU_LOG) == KvCache(tokens=419_328, max_concurrency=204.75)
-
-
-def test_the_kv_cache_of_a_real_server_on_an_h200() -> None:
     assert kv_cache(H200_LOG) == KvCache(tokens=17_448_304, max_concurrency=8519.68)
+    assert kv_cache(log_of(TOOK)) is None
 
 
 def test_the_kv_cache_on_two_lines_and_of_several_engines() -> None:
@@ -228,10 +224,6 @@ def test_the_kv_cache_on_two_lines_and_of_several_engines() -> None:
     assert kv_cache("\n".join(lines[:2])) == KvCache(tokens=686_320, max_concurrency=6.86)
     assert kv_cache("\n".join(lines)) == KvCache(tokens=1_372_640, max_concurrency=13.72)
     assert kv_cache(lines[0]) == KvCache(tokens=686_320, max_concurrency=None)
-
-
-def test_a_log_that_tells_of_no_kv_cache() -> None:
-    assert kv_cache(log_of(TOOK)) is None
 
 
 @pytest.mark.parametrize(

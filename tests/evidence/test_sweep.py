@@ -6,6 +6,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from tests.evidence.test_load import read_at_once
+from tests.builders.loads import load_server, read_at_once
 from tests.fakes.capacity import Capacity, Document, poisson
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, HostSample, Scrape
-from vllm_qualify.evidence.load.steady import OverloadError, Requests, UnsteadyError, find_open
-from vllm_qualify.evidence.load.sweep import (
-    ASKED,
-    Aim,
-    LevelResult,
-    SloLevel,
-    SweepPlan,
-    Swept,
-    measure_sweep,
-    next_step,
-    pareto_front,
-    parse_sweep,
-    read_points,
-    search_step,
-    sweep_measurements,
-)
+from vllm_qualify.evidence.load import sweep as sweeps
+from vllm_qualify.evidence.load.search import Aim, LevelResult, SloLevel, SweepPlan, next_step, search_step
+from vllm_qualify.evidence.load.steady import OverloadError, Requests, UnsteadyError, find_open_window
+from vllm_qualify.evidence.load.sweep import ASKED, Swept, measure_sweep, pareto_front, parse_sweep, read_points
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.gates import Gates
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.metrics import METRICS, Metric
-from vllm_qualify.recipe.workload import Load, Sweep
+from vllm_qualify.recipe.searches import Sweep
 
 LOAD = Load(input_len=16, output_len=4, max_concurrency=8, num_prompts=40, num_warmups=0, seed=7)
 TOKENS = LOAD.output_len
@@ -47,15 +37,22 @@ MOST = 40
 Truth = Callable[[float], bool]
 
 
-def plan_of(slo: dict[str, float], gpus: int = 1, price_usd_gpu_hour: float | None = None, **sweep: Any) -> SweepPlan:
+def plan_of(slo: dict[str, float], gpus: int = 0, price_usd_gpu_hour: float | None = None, **sweep: Any) -> SweepPlan:
     of = Sweep.model_validate({"slo": slo, "min_duration_s": 4.0} | sweep)
-    return SweepPlan(sweep=of, load=LOAD, most_concurrency=MOST, gpus=gpus, price_usd_gpu_hour=price_usd_gpu_hour)
+    server = load_server({"max-num-seqs": MOST}, gpus=range(gpus))
+    return SweepPlan(sweep=of, load=LOAD, server=server, price_usd_gpu_hour=price_usd_gpu_hour)
 
 
 def swept(server: Capacity, plan: SweepPlan, folder: Path) -> Swept:
     folder.mkdir(exist_ok=True)
     measure_sweep(server.run, plan, folder)
     return parse_sweep(folder, plan)
+
+
+def found(level: SloLevel | None) -> float:
+    """What a search found; 0 if it has no answer."""
+    assert level is not None
+    return level.value or 0
 
 
 # The search alone
@@ -100,24 +97,16 @@ def test_the_most_clients_are_found_to_within_a_step(most: int, threshold: int, 
     if threshold == 0:
         assert level.invalid_because == "even 1 client missed the SLO"
     elif threshold >= most:
-        assert (level.value, level.note) == (
-            most,
-            f"{most} client{'s' * (most > 1)} met the SLO, the most that were tried: more may meet it too",
-        )
+        met = f"{most} client{'s' * (most > 1)} met the SLO"
+        assert level == SloLevel(value=most, note=f"{met}, the most that were tried: more may meet it too")
     else:
-        assert level.value is not None
-        assert threshold - max(1, resolution * level.value) < level.value <= threshold
+        assert threshold - max(1, resolution * found(level)) < found(level) <= threshold
 
 
-@given(
-    threshold=st.floats(0.01, 1000),
-    first=st.floats(0.01, 1000),
-    resolution=st.sampled_from([0.01, 0.05, 0.2, 0.5]),
-)
+@given(threshold=st.floats(0.01, 1000), first=st.floats(0.01, 1000), resolution=st.sampled_from([0.01, 0.05, 0.2, 0.5]))
 def test_the_highest_rate_is_found_to_within_a_step(threshold: float, first: float, resolution: float) -> None:
     level, results = played(rates(first, resolution), lambda rate: rate <= threshold)
-    assert level.value is not None
-    assert threshold / (1 + resolution) * (1 - 1e-3) <= level.value <= threshold
+    assert threshold / (1 + resolution) * (1 - 1e-3) <= found(level) <= threshold
     assert len(results) <= runs_needed(threshold / first, resolution)
 
 
@@ -128,10 +117,9 @@ def test_no_answers_lead_to_a_level_that_was_not_confirmed(data: st.DataObject, 
     aim = whole(64, most_runs=most_runs) if is_whole else rates(8.0, most_runs=most_runs)
     level, results = played(aim, lambda _: data.draw(st.sampled_from([True, True, False, False, None])))
     assert len(results) <= most_runs
-    shuffled = data.draw(st.permutations(results))
-    assert search_step(aim, shuffled).model_copy(update={"invalid_because": None}) == level.model_copy(  # type: ignore[union-attr]  # both are found
-        update={"invalid_because": None}
-    )
+    shuffled = search_step(aim, data.draw(st.permutations(results)))
+    assert isinstance(shuffled, SloLevel)
+    assert (shuffled.value, shuffled.note) == (level.value, level.note)
     if level.value is not None:
         at = [each.meets for each in results if each.level == level.value]
         assert at.count(True) >= 2
@@ -148,13 +136,10 @@ def test_a_bracket_of_the_curve_saves_runs() -> None:
 
 
 def test_what_misses_when_it_is_confirmed_is_no_answer() -> None:
-    lucky = iter([False])
-    level, results = played(
-        whole(32), lambda clients: clients <= 16 and (clients < 16 or next(lucky, False)), [LevelResult(16, True, False)]
-    )
-    assert level.value == 15
+    lucky, before = iter([False]), [LevelResult(16, True, False)]
+    level, results = played(whole(32), lambda clients: clients <= 16 and (clients < 16 or next(lucky, False)), before)
     assert [each.level for each in results].count(16) == 2
-    assert level.note == "15 clients met the SLO, 16 missed it"
+    assert level == SloLevel(value=15, note="15 clients met the SLO, 16 missed it")
 
 
 def test_out_of_runs_the_bracket_is_reported() -> None:
@@ -208,12 +193,8 @@ def test_the_curve_is_that_of_the_server(tmp_path: Path) -> None:
         assert point.tok_s_per_user == pytest.approx(1 / step_s, rel=0.01)
         assert point.output_tok_s_per_gpu == pytest.approx(min(point.clients, 16) / step_s / 2, rel=0.02)
     assert [point.is_on_front for point in sweep.curve[:2]] == [True, True]
-    assert (sweep.curve_problems, sweep.concurrency, sweep.request_rate, sweep_measurements(sweep, plan)) == (
-        [],
-        None,
-        None,
-        [],
-    )
+    assert (sweep.curve_problems, sweep.concurrency, sweep.request_rate) == ([], None, None)
+    assert sweeps.sweep_measurements(sweep, plan) == []
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -229,22 +210,19 @@ def test_a_point_whose_replies_came_in_one_piece_has_no_speed_and_says_so(tmp_pa
     sweep = swept(server, plan_of(SLO, search=["concurrency"], concurrencies=[4], min_duration_s=1.0), tmp_path)
     assert sweep.curve == []
     (message,) = sweep.curve_problems
-    assert message.startswith("4 clients: 0 of ")
-    assert "the others came in one read: give the client a core" in message
+    assert re.match("4 clients: 0 of .*the others came in one read: give the client a core", message)
     # Its other figures are there, and what is searched by them is found.
     measured = next(point for point in sweep.points if point.asked.level == 4 and point.figures)
     assert measured.figures["request_throughput_req_s"] == pytest.approx(4 / 0.014 / TOKENS, rel=0.02)
-    assert sweep.concurrency is not None
-    assert sweep.concurrency.value == 20
+    assert found(sweep.concurrency) == 20
 
 
 @pytest.mark.parametrize("name", ["tpot_p50_ms", "itl_p50_ms"])
 def test_an_slo_on_the_time_between_tokens_is_not_met_by_reading_them_at_once(tmp_path: Path, name: str) -> None:
     server = Capacity(change=lambda result: read_at_once(result | {"request_goodput": result["request_throughput"]}, 3))
     level = swept(server, plan_of({name: 1.0}, search=["concurrency"]), tmp_path).concurrency
-    assert level is not None
-    assert level.value is None
-    assert re.search("read at once|came in one read", level.invalid_because or "")
+    assert not found(level)
+    assert re.search("invalid_because=.*(read at once|came in one read)", str(level))
 
 
 def test_a_point_that_is_missing_is_reported(tmp_path: Path) -> None:
@@ -259,14 +237,13 @@ def test_a_point_that_is_missing_is_reported(tmp_path: Path) -> None:
 
 
 def test_too_short_a_point_is_run_once_more_by_its_rate(tmp_path: Path) -> None:
-    plan = plan_of({}, concurrencies=[2])
     server = Capacity()
-    sweep = swept(server, plan, tmp_path)
+    sweep = swept(server, plan_of({}, concurrencies=[2]), tmp_path)
     first, second = sweep.points
     assert (first.folder, second.folder) == ("concurrency-2", "concurrency-2-again")
     assert first.invalid_because == "it lasted 0.2 s, under min_duration_s 4: use more num_prompts"
     assert second.figures
-    assert [load.num_prompts for load, _ in server.runs] == [10, math.ceil(1.25 * 4 * 2 / (4 * 0.012))]
+    assert [load.num_prompts for load in server.runs] == [10, math.ceil(1.25 * 4 * 2 / (4 * 0.012))]
     assert sweep.curve_problems == []
 
 
@@ -311,9 +288,8 @@ def test_the_most_clients_agree_with_a_grid(tmp_path: Path) -> None:
         curve_at = random.Random(seed).choice([[], [1, 4, 16], [8], [32]])
         plan = plan_of(slo, search=["concurrency"], concurrencies=curve_at, most_runs=20)
         level = swept(server, plan, tmp_path / str(seed)).concurrency
-        assert level is not None
-        assert level.value is not None, (seed, level)
-        assert abs(level.value - most) <= max(1, 0.05 * most), (seed, slo, most, level)
+        assert abs(found(level) - most) <= max(1, 0.05 * most), (seed, slo, most, level)
+        assert found(level), (seed, level)
 
 
 @pytest.mark.thorough
@@ -326,8 +302,7 @@ def test_with_noise_the_most_clients_agree_with_a_grid_most_of_the_time(tmp_path
         slo = {"tpot_p50_ms": (at_clients(server, most, "tpot_p50_ms") + at_clients(server, most + 1, "tpot_p50_ms")) / 2}
         server.noise = 0.05
         level = swept(server, plan_of(slo, search=["concurrency"], concurrencies=[4, 16]), tmp_path / str(seed)).concurrency
-        assert level is not None
-        near += level.value is not None and abs(level.value - most) <= max(1, 0.05 * most)
+        near += found(level) > 0 and abs(found(level) - most) <= max(1, 0.05 * most)
     assert near >= 13
 
 
@@ -342,10 +317,9 @@ def test_the_highest_rate_agrees_with_a_grid_most_of_the_time(tmp_path: Path) ->
         while at_rate(server, highest * 1.03, name) <= bound:
             highest *= 1.03
         plan = plan_of(slo, search=["request_rate"], concurrencies=[16], resolution=0.1, min_duration_s=10.0)
-        level = swept(server, plan, tmp_path / str(seed)).request_rate
-        assert level is not None
-        near += level.value is not None and highest / 1.13 <= level.value <= highest * 1.13
-        assert (level.value or 0) <= highest * 1.13
+        rate = found(swept(server, plan, tmp_path / str(seed)).request_rate)
+        near += highest / 1.13 <= rate
+        assert rate <= highest * 1.13
     assert near >= 3
 
 
@@ -367,13 +341,13 @@ SMALL = Capacity(0.012, 0.001, slots=8)
 def test_a_rate_above_capacity_is_recognized(share: float) -> None:
     for seed in range(10):
         with pytest.raises(OverloadError, match="took ever longer"):
-            find_open(sent(SMALL, 100 * share, seed=seed))
+            find_open_window(sent(SMALL, 100 * share, seed=seed))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
 def test_a_rate_below_capacity_has_a_window_with_half_of_its_requests(share: float) -> None:
     for seed in range(20):
-        window = find_open(sent(SMALL, 100 * share, seed=seed))
+        window = find_open_window(sent(SMALL, 100 * share, seed=seed))
         assert 300 <= window.count < 600
         assert window.count / window.length_s == pytest.approx(100 * share, rel=0.2)
         ended = window.requests.starts[: window.last] + window.requests.latencies[: window.last]
@@ -387,19 +361,18 @@ def test_long_requests_are_no_overload() -> None:
     noise = np.random.default_rng(1).normal(0, 0.3, count)
     gaps = [np.full(3, (20 + each) / 3) for each in noise]
     requests = Requests(starts, np.full(count, 0.1), gaps, np.full(count, 16.0), np.full(count, 4.0))
-    assert find_open(requests).last == pytest.approx(400, abs=40)
-    late = [gap * 2 for gap in gaps]
+    assert find_open_window(requests).last == pytest.approx(400, abs=40)
     with pytest.raises(UnsteadyError, match="of 600 requests were sent before the first that outlived the sending"):
-        find_open(Requests(starts, np.full(count, 0.1), late, requests.inputs, requests.outputs))
+        find_open_window(replace(requests, gaps=[gap * 2 for gap in gaps]))
 
 
 def test_a_rate_needs_the_starts() -> None:
-    message = sent(SMALL, 30.0)
+    requests = sent(SMALL, 30.0)
     with pytest.raises(UnsteadyError, match="does not record when each request started"):
-        find_open(Requests(message.starts, message.ttfts, message.gaps, message.inputs, message.outputs, rebuilt=True))
+        find_open_window(replace(requests, rebuilt=True))
     for start in (math.nan, math.inf, 0.0):
         with pytest.raises(UnsteadyError, match="are no times"):
-            find_open(Requests(np.full(600, start), message.ttfts, message.gaps, message.inputs, message.outputs))
+            find_open_window(replace(requests, starts=np.full(600, start)))
 
 
 # What is read from files
@@ -421,7 +394,7 @@ def folder(measured: Path, tmp_path: Path) -> Path:
 
 
 def by_metric(folder: Path, plan: SweepPlan = PLAN) -> dict[str, Measurement]:
-    return {each.metric: each for each in sweep_measurements(parse_sweep(folder, plan), plan)}
+    return {each.metric: each for each in sweeps.sweep_measurements(parse_sweep(folder, plan), plan)}
 
 
 def test_the_measurements_are_those_at_the_concurrency_found(measured: Path) -> None:
@@ -433,13 +406,8 @@ def test_the_measurements_are_those_at_the_concurrency_found(measured: Path) -> 
     assert rows["slo_cost_usd_mtok"].value == pytest.approx(2 * 3.6 / 3600 / (clients / 0.03) * 1e6, rel=0.01)
     assert rows["slo_cost_usd_mtok"].unit == "usd/Mtok"
     assert all(each.traced_to and each.sample_count for each in rows.values())
-    assert rows["slo_concurrency_req"].traced_to == [
-        "sweep/concurrency-20/bench-1.json:1",
-        "sweep/concurrency-20-again/bench-1.json:1",
-    ]
-
-
-def test_without_a_price_there_is_no_cost(measured: Path) -> None:
+    folders = ("concurrency-20", "concurrency-20-again")
+    assert rows["slo_concurrency_req"].traced_to == [f"sweep/{name}/bench-1.json:1" for name in folders]
     assert "slo_cost_usd_mtok" not in by_metric(measured, PLAN.model_copy(update={"price_usd_gpu_hour": None}))
 
 
@@ -456,7 +424,7 @@ def test_a_sweep_goes_on_where_it_was_interrupted(folder: Path) -> None:
     shutil.rmtree(folder / "concurrency-20-again")
     assert "not finished: 20 clients would be next" in (by_metric(folder)["slo_concurrency_req"].invalid_because or "")
     measure_sweep(server.run, PLAN, folder)
-    assert [(load.max_concurrency, rate) for load, rate in server.runs] == [(20, None)]
+    assert [(load.max_concurrency, load.request_rate) for load in server.runs] == [(20, None)]
 
 
 @pytest.mark.parametrize("name", ["bench-1.json", "metrics-1-before.txt", "metrics-1-after.txt"])
@@ -468,8 +436,7 @@ def test_a_missing_or_cut_file_leaves_no_number(folder: Path, name: str, share: 
     if share is not None:
         path.write_text(text[: int(len(text) * share)])
     rows = by_metric(folder)
-    for metric in ("slo_concurrency_req", "slo_goodput_req_s", "slo_cost_usd_mtok"):
-        assert rows[metric].value is None
+    assert [rows[f"slo_{metric}"].value for metric in ("concurrency_req", "goodput_req_s", "cost_usd_mtok")] == [None] * 3
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "null"])
@@ -496,30 +463,23 @@ def test_no_files_at_all_leave_no_number(tmp_path: Path) -> None:
         ({"p90_tpot_ms": math.nan}, "bench's own figure contradicts its requests"),
         ({"max_concurrency": 3}, "bench had max_concurrency 3"),
         ({"request_rate": 7.0}, "bench had request_rate 7.0"),
+        ({}, "2 preemptions"),
     ],
 )
 def test_bad_runs_leave_no_number(tmp_path: Path, fields: Document, message: str) -> None:
-    server = Capacity(change=lambda result: result | fields)
+    server = Capacity(change=lambda result: result | fields, preemptions=0 if fields else 2)
     sweep = swept(server, PLAN, tmp_path)
     assert all(message in (point.invalid_because or "") for point in sweep.points)
     assert sweep.curve == []
-    assert [each.value for each in sweep_measurements(sweep, PLAN)] == [None] * 4
+    assert [each.value for each in sweeps.sweep_measurements(sweep, PLAN)] == [None] * 4
     # Two at each of the curve's points, and two of the search over concurrency; that over the rate has nothing to begin with.
     assert len(server.runs) == 6
-
-
-def test_preemptions_leave_no_number(tmp_path: Path) -> None:
-    sweep = swept(Capacity(preemptions=2), PLAN, tmp_path)
-    assert {each.value for each in sweep_measurements(sweep, PLAN)} == {None}
-    assert "2 preemptions" in str(sweep.concurrency)
 
 
 # What was watched
 
 
-WATCHED = plan_of(SLO, search=["concurrency"], most_runs=20).model_copy(
-    update={"watched": True, "arguments": {"max-num-seqs": MOST}}
-)
+WATCHED = plan_of(SLO, search=["concurrency"], most_runs=20).model_copy(update={"watched": True})
 Blind = Callable[[Load], bool]
 
 
@@ -534,8 +494,8 @@ class Observed:
         for name in (SCRAPES, HOST_SAMPLES):
             (self.serve / name).touch()
 
-    def run(self, load: Load, rate: float | None, folder: Path) -> None:
-        self.server.run(load, rate, folder)
+    def run(self, load: Load, folder: Path) -> None:
+        self.server.run(load, folder)
         began, lasted = self.now, json.loads((folder / "bench-1.json").read_text())["duration"]
         self.now += lasted + 1
         (folder / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [began + lasted, 0.1]], "max_rss_mib": 100}))
@@ -552,37 +512,28 @@ class Observed:
             with (self.serve / name).open("a") as file:
                 file.write(f"{sample.model_dump_json()}\n")
 
-    def level(self) -> SloLevel:
+    def level(self) -> SloLevel | None:
         measure_sweep(self.run, WATCHED, self.stage)
-        level = parse_sweep(self.stage, WATCHED).concurrency
-        assert level is not None
-        return level
+        return parse_sweep(self.stage, WATCHED).concurrency
 
 
-def test_a_sweep_that_was_watched_finds_the_same(tmp_path: Path) -> None:
-    assert Observed(tmp_path, lambda _: False).level().value == 20
-
-
-def test_requests_that_wait_are_what_a_search_looks_for(tmp_path: Path) -> None:
-    assert Observed(tmp_path, lambda _: False, waiting=12.0).level().value == 20
+@pytest.mark.parametrize("waiting", [0.0, 12.0])
+def test_a_sweep_that_was_watched_finds_the_same_also_if_requests_wait(waiting: float, tmp_path: Path) -> None:
+    observed = Observed(tmp_path, lambda _: False, waiting)
+    assert found(observed.level()) == 20
+    # Samples that were lost afterwards leave no number.
+    (observed.serve / SCRAPES).unlink()
+    level = parse_sweep(observed.stage, WATCHED).concurrency
+    assert "what was watched during the load cannot be read" in str(level)
 
 
 def test_a_run_that_nobody_watched_is_no_answer(tmp_path: Path) -> None:
     observed = Observed(tmp_path, lambda load: load.max_concurrency == 20)
     level = observed.level()
-    assert level.value is None
-    assert "2 runs at 20 clients were invalid" in (level.invalid_because or "")
-    assert "the server's metrics were read only 0 of" in (level.invalid_because or "")
-    blind = [point for point in read_points(observed.stage, WATCHED) if point.asked.level == 20]
-    assert [point.meets_slo for point in blind] == [None, None]
-
-
-def test_samples_that_were_lost_afterwards_leave_no_number(tmp_path: Path) -> None:
-    observed = Observed(tmp_path, lambda _: False)
-    assert observed.level().value == 20
-    (observed.serve / SCRAPES).unlink()
-    level = parse_sweep(observed.stage, WATCHED).concurrency
-    assert "what was watched during the load cannot be read" in str(level)
+    assert not found(level)
+    assert "2 runs at 20 clients were invalid" in str(level)
+    assert "the server's metrics were read only 0 of" in str(level)
+    assert [each.meets_slo for each in read_points(observed.stage, WATCHED) if each.asked.level == 20] == [None, None]
 
 
 def test_a_client_of_which_nothing_is_known_leaves_no_number(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from vllm_qualify.evidence.texts import ends_in_loop, is_in_other_script
+from vllm_qualify.evidence.accuracy.texts import ends_in_loop, is_in_other_script
 
 SENTENCE = "Finn has 41 books. "
 RUSSIAN, CHINESE, GREEK = "\u043e\u0442\u0432\u0435\u0442", "\u7b54\u6848\u662f", "\u03c0"

@@ -9,17 +9,25 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.test_agreement import restated
-from tests.evidence.test_load import ARGUMENTS, CAPTURED, LEVELS, SETTINGS, change
+from tests.builders.loads import (
+    ARGUMENTS,
+    CAPTURED,
+    SETTINGS,
+    change,
+    load_server,
+    measure,
+    read_result,
+    restated,
+    with_settings,
+)
 from vllm_qualify.engine.bench_worker import count_texts
-from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.load.told import TextTokens, texts_sha256, tokens_path
-from vllm_qualify.recipe.serving import VLLM, ServerArguments
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.serving import ServerArguments
 
 # The captured replies have 8 tokens, but for a few.
-COUNT, TOKENS = 40, 8
-CHAT = SETTINGS.model_copy(update={"api": "chat"})
+COUNT = 40
 
 
 @pytest.fixture
@@ -28,92 +36,79 @@ def folder(tmp_path: Path) -> Path:
     folder = shutil.copytree(CAPTURED, tmp_path / "load")
     for repeat in (1, 2):
         change(folder, repeat, generated_texts=["x" * 40] * COUNT)
-        told(folder, result(folder, repeat)["output_lens"], repeat)
+        told(folder, read_result(folder, repeat)["output_lens"], repeat)
     return folder
 
 
-def result(folder: Path, repeat: int = 2) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / f"bench-{repeat}.json").read_text())
-    return read
-
-
 def told(folder: Path, tokens: list[int], repeat: int = 2, **others: Any) -> None:
-    sha256 = texts_sha256(result(folder, repeat)["generated_texts"])
+    sha256 = texts_sha256(read_result(folder, repeat)["generated_texts"])
     counted = {"texts_sha256": sha256, "tokens": tokens} | others
     tokens_path(folder, repeat).write_text(TextTokens.model_validate(counted).model_dump_json())
 
 
-def in_chunks(folder: Path, chunks: list[int]) -> None:
-    """The second repeat's replies in so many chunks, which take as long as before."""
-    was = result(folder)["itls"]
+def in_chunks(folder: Path, chunks: list[int], tokens: list[int] | None = None) -> None:
+    """The second repeat's replies in so many chunks, which take as long as before; and so many tokens in their texts."""
+    was = read_result(folder)["itls"]
     gaps = [[sum(each) / (wanted - 1)] * (wanted - 1) for each, wanted in zip(was, chunks, strict=True)]
-    (folder / "bench-2.json").write_text(json.dumps(restated(result(folder) | {"itls": gaps})))
+    change(folder, **restated(read_result(folder) | {"itls": gaps}))
+    if tokens is not None:
+        told(folder, tokens)
+
+
+def row_of(folder: Path, settings: Load = SETTINGS, arguments: ServerArguments = ARGUMENTS) -> Measurement:
+    return measure(folder, settings, load_server(arguments))["output_throughput_tok_s"]
 
 
 def problem(folder: Path, settings: Load = SETTINGS, arguments: ServerArguments = ARGUMENTS) -> str:
-    rows = parse_load(folder, settings, LEVELS, VLLM, arguments)
-    (row,) = (row for row in rows if row.metric == "output_throughput_tok_s")
-    return row.invalid_because or ""
-
-
-def source(folder: Path, arguments: ServerArguments = ARGUMENTS) -> str:
-    rows = parse_load(folder, SETTINGS, LEVELS, VLLM, arguments)
-    return next(row.source for row in rows if row.metric == "output_throughput_tok_s")
+    return row_of(folder, settings, arguments).invalid_because or ""
 
 
 def test_replies_that_bring_their_tokens_are_honest(folder: Path) -> None:
     assert problem(folder) == ""
-    assert "tokens of its texts" not in source(folder)
+    assert "tokens of its texts" not in row_of(folder).source
 
 
 def test_three_of_eight_tokens_are_not_eight_whatever_usage_and_counters_say(folder: Path) -> None:
-    in_chunks(folder, [3] * COUNT)
-    told(folder, [3] * COUNT)
-    assert "repeat 2: its replies have" in problem(folder)
-    assert "brought 120 at most" in problem(folder)
-    assert f"{COUNT} of {COUNT} brought less than half of theirs" in problem(folder)
+    in_chunks(folder, [3] * COUNT, [3] * COUNT)
+    for words in ("repeat 2: its replies have", "brought 120 at most", f"{COUNT} of {COUNT} brought less than half of theirs"):
+        assert words in problem(folder)
 
 
-def test_a_proxy_that_cuts_some_replies_is_seen(folder: Path) -> None:
-    lengths = result(folder)["output_lens"]
-    for cut, message in ((4, ""), (5, f"5 of {COUNT} brought less than half of theirs")):
-        shortened = [3] * cut + lengths[cut:]
-        in_chunks(folder, shortened)
-        told(folder, shortened)
-        assert message in problem(folder)
-        assert bool(problem(folder)) is bool(message)
+@pytest.mark.parametrize(("cut", "message"), [(4, ""), (5, f"5 of {COUNT} brought less than half of theirs")])
+def test_a_proxy_that_cuts_some_replies_is_seen(folder: Path, cut: int, message: str) -> None:
+    shortened = [3] * cut + read_result(folder)["output_lens"][cut:]
+    in_chunks(folder, shortened, shortened)
+    assert message in problem(folder)
+    assert bool(problem(folder)) is bool(message)
 
 
 def test_a_proxy_that_cuts_most_of_less_than_half_is_seen_by_the_sum(folder: Path) -> None:
-    lengths = result(folder)["output_lens"]
+    lengths = read_result(folder)["output_lens"]
     shortened = [length // 2 for length in lengths[:19]] + lengths[19:]
-    in_chunks(folder, shortened)
-    told(folder, shortened)
+    in_chunks(folder, shortened, shortened)
     assert "brought" in problem(folder)
 
 
-def test_a_busy_server_whose_model_says_special_tokens_is_honest(folder: Path) -> None:
-    """62 chunks for 100 tokens, and no text."""
-    in_chunks(folder, [5] * COUNT)
-    told(folder, [0] * COUNT)
-    assert problem(folder) == ""
-
-
-def test_special_tokens_have_no_text_and_come_in_chunks(folder: Path) -> None:
-    told(folder, [0] * COUNT)
-    assert problem(folder) == ""
-
-
-def test_a_busy_server_sends_several_tokens_in_a_chunk(folder: Path) -> None:
-    in_chunks(folder, [2] * COUNT)
+@pytest.mark.parametrize(
+    ("chunks", "tokens"),
+    [
+        pytest.param(5, 0, id="a busy server whose model says special tokens: 62 chunks for 100, and no text"),
+        pytest.param(None, 0, id="special tokens have no text and come in chunks"),
+        pytest.param(2, None, id="a busy server sends several tokens in a chunk"),
+    ],
+)
+def test_a_reply_that_one_of_both_shows_is_honest(folder: Path, chunks: int | None, tokens: int | None) -> None:
+    if chunks is not None:
+        in_chunks(folder, [chunks] * COUNT)
+    if tokens is not None:
+        told(folder, [tokens] * COUNT)
     assert problem(folder) == ""
 
 
 def test_a_text_of_single_bytes_makes_up_for_no_other_reply(folder: Path) -> None:
-    lengths = result(folder)["output_lens"]
+    lengths = read_result(folder)["output_lens"]
     shortened = [length - length // 2 for length in lengths[:30]] + lengths[30:]
-    in_chunks(folder, shortened)
-    told(folder, [*shortened[:30], *[40] * 10])
+    in_chunks(folder, shortened, [*shortened[:30], *[40] * 10])
     assert f"0 of {COUNT} brought less than half of theirs" in problem(folder)
 
 
@@ -127,8 +122,7 @@ def test_a_text_of_single_bytes_makes_up_for_no_other_reply(folder: Path) -> Non
     ],
 )
 def test_drafts_and_intervals_put_several_tokens_into_a_chunk(folder: Path, arguments: ServerArguments, is_seen: bool) -> None:
-    in_chunks(folder, [2] * COUNT)
-    told(folder, [1] * COUNT)
+    in_chunks(folder, [2] * COUNT, [1] * COUNT)
     assert bool("brought" in problem(folder, arguments=ARGUMENTS | arguments)) is is_seen
 
 
@@ -142,11 +136,10 @@ def test_drafts_and_intervals_put_several_tokens_into_a_chunk(folder: Path, argu
 def test_where_tokens_cannot_be_counted_the_measurement_says_so(
     folder: Path, change_it: Callable[[Path], None], arguments: ServerArguments, message: str
 ) -> None:
-    in_chunks(folder, [2] * COUNT)
-    told(folder, [1] * COUNT)
+    in_chunks(folder, [2] * COUNT, [1] * COUNT)
     change_it(folder)
-    assert problem(folder, arguments=ARGUMENTS | arguments) == ""
-    assert message in source(folder, ARGUMENTS | arguments)
+    row = row_of(folder, arguments=ARGUMENTS | arguments)
+    assert (row.invalid_because, message in row.source) == (None, True)
 
 
 def test_an_older_run_is_judged_as_before(folder: Path) -> None:
@@ -156,14 +149,12 @@ def test_an_older_run_is_judged_as_before(folder: Path) -> None:
     assert problem(folder) == ""
 
 
-@pytest.mark.parametrize("tokens", [[8] * (COUNT - 1), [8] * (COUNT - 1) + [45]])
-def test_counts_that_cannot_be_of_the_texts_are_refused(folder: Path, tokens: list[int]) -> None:
-    told(folder, tokens)
-    assert "tokens-2.json is not of the texts of this repeat" in problem(folder)
-
-
-def test_counts_of_other_texts_are_refused(folder: Path) -> None:
-    change(folder, 2, generated_texts=["y" * 40] * COUNT)
+@pytest.mark.parametrize("tokens", [[8] * (COUNT - 1), [8] * (COUNT - 1) + [45], None])
+def test_counts_that_cannot_be_of_the_texts_are_refused(folder: Path, tokens: list[int] | None) -> None:
+    if tokens:
+        told(folder, tokens)
+    else:
+        change(folder, 2, generated_texts=["y" * 40] * COUNT)
     assert "tokens-2.json is not of the texts of this repeat" in problem(folder)
 
 
@@ -172,10 +163,9 @@ def test_of_a_chat_that_reasons_half_must_come(folder: Path, chunks: int, is_see
     """The parser splits off text that bench does not record, and keeps chunks back."""
     for repeat in (1, 2):
         change(folder, repeat, backend="openai-chat")
-    in_chunks(folder, [chunks] * COUNT)
-    told(folder, [0] * COUNT)
-    arguments = ARGUMENTS | {"reasoning-parser": "qwen3"}
-    assert ("at most, by their chunks" in problem(folder, CHAT, arguments)) is is_seen
+    in_chunks(folder, [chunks] * COUNT, [0] * COUNT)
+    because = problem(folder, with_settings(api="chat"), ARGUMENTS | {"reasoning-parser": "qwen3"})
+    assert ("at most, by their chunks" in because) is is_seen
 
 
 # --- Counting, as the client does it

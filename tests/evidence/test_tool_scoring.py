@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.evidence.tools import questions
-from vllm_qualify.evidence.tools.questions import QuestionsError, asked, kind_of, request_of, rows_of
-from vllm_qualify.evidence.tools.scoring import RIGHT, fault, judged, scores, text_of
+from vllm_qualify.evidence.accuracy.tools import questions
+from vllm_qualify.evidence.accuracy.tools.questions import QuestionsError, asked, kind_of, request_of, rows_of
+from vllm_qualify.evidence.accuracy.tools.scoring import RIGHT, fault, judged, scores, text_of
 
 WEATHER = {
     "name": "weather.at",
@@ -64,51 +64,34 @@ def is_right(document: dict[str, str], reply: str) -> bool:
 SIMPLE = row({"weather.at": ALLOWED})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "right"),
-    [
-        ({"city": "New York"}, True),
-        ({"city": "new-york."}, True),  # case, blanks and punctuation do not count
-        ({"city": "New Yorks"}, False),
-        ({}, False),  # a required parameter
-        ({"city": 5}, False),
-        ({"city": "NYC", "days": 3}, True),
-        ({"city": "NYC", "days": 3.0}, False),
-        ({"city": "NYC", "days": "3"}, False),
-        ({"city": "NYC", "days": True}, False),
-        ({"city": "NYC", "days": None}, False),
-        ({"city": "NYC", "share": 0.5}, True),
-        ({"city": "NYC", "share": 1}, True),  # an integer is a float
-        ({"city": "NYC", "share": 2}, False),
-        ({"city": "NYC", "rain": True}, True),
-        ({"city": "NYC", "rain": 1}, False),
-        ({"city": "NYC", "rain": "true"}, False),
-        ({"city": "NYC", "hours": [1, 2]}, True),
-        ({"city": "NYC", "hours": [2, 1]}, False),
-        ({"city": "NYC", "hours": ["1", "2"]}, False),
-        ({"city": "NYC", "hours": 1}, False),
-        ({"city": "NYC", "names": ["a lee", "BO"]}, True),
-        ({"city": "NYC", "place": {"lat": 1.5}}, True),
-        ({"city": "NYC", "place": {"lat": 1.5, "name": "northend"}}, True),
-        ({"city": "NYC", "place": {"name": "North End"}}, False),
-        ({"city": "NYC", "place": {"lat": 1.5, "height": 2}}, False),
-        ({"city": "NYC", "stops": [{"name": "a"}, {"name": "B1"}]}, True),
-        ({"city": "NYC", "stops": [{"name": "B"}, {"name": "A"}]}, False),
-        ({"city": "NYC", "stops": [{"name": "A"}]}, False),
-        ({"city": "NYC", "stops": ["A", "B"]}, False),
-        ({"city": "NYC", "note": "xy"}, True),
-        ({"city": "NYC", "colour": "red"}, False),  # no such parameter
-    ],
-    ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
-)
-def test_arguments_are_right_by_the_leaderboards_rule(arguments: dict[str, Any], right: bool) -> None:
-    assert is_right(SIMPLE, said(("weather_at", json.dumps(arguments)))) is right
+# Of each parameter, what is right and what is wrong. Case, blanks and punctuation do not count; an integer is a float.
+VALUES: dict[str, tuple[list[Any], list[Any]]] = {
+    "city": (["New York", "new-york."], ["New Yorks", 5]),
+    "days": ([3], [3.0, "3", True, None]),
+    "share": ([0.5, 1], [2]),
+    "rain": ([True], [1, "true"]),
+    "hours": ([[1, 2]], [[2, 1], ["1", "2"], 1]),
+    "names": ([["a lee", "BO"]], []),
+    "place": ([{"lat": 1.5}, {"lat": 1.5, "name": "northend"}], [{"name": "North End"}, {"lat": 1.5, "height": 2}]),
+    "stops": ([[{"name": "a"}, {"name": "B1"}]], [[{"name": "B"}, {"name": "A"}], [{"name": "A"}], ["A", "B"]]),
+    "note": (["xy"], []),
+    "colour": ([], ["red"]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_arguments_are_right_by_the_leaderboards_rule(name: str) -> None:
+    for values, right in zip(VALUES[name], (True, False), strict=True):
+        for value in values:
+            reply = said(("weather_at", json.dumps({"city": "NYC"} | {name: value})))
+            assert is_right(SIMPLE, reply) is right, value
 
 
 def test_a_parameter_that_must_be_given_may_not_be_left_out() -> None:
     document = row({"weather.at": {"city": ["Rome"], "days": [3]}})
     assert is_right(document, said(("weather_at", '{"city": "Rome", "days": 3}')))
     assert fault(document, said(("weather_at", '{"city": "Rome"}'))) == "no call fits weather_at: days is missing"
+    assert fault(document, said(("weather_at", "{}"))) == "no call fits weather_at: city is missing"
 
 
 def test_a_variables_name_stands_for_a_value_where_the_answer_has_one() -> None:
@@ -137,6 +120,12 @@ def test_calls_are_matched_one_to_one_in_any_order(calls: list[tuple[str, str]],
     assert is_right(TWO, said(*calls)) is right
 
 
+def test_one_call_is_not_the_same_right_call_twice() -> None:
+    twice = row(*[{"time": {"city": ["Rome"]}}] * 2, kind="parallel")
+    assert is_right(twice, said(ROME, ROME))
+    assert not is_right(twice, said(ROME, OSLO))
+
+
 def test_where_no_tool_fits_no_call_is_right() -> None:
     document = row(kind="irrelevance")
     assert is_right(document, said(text="I cannot do that."))
@@ -154,39 +143,31 @@ def test_text_that_looks_like_calls_is_no_call() -> None:
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
+HOSTILE_FIELDS = [
+    *(f'"{name}": 1{"0" * zeros}' for name, zeros in (("days", 5000), ("days", 4000), ("share", 4000))),
+    *('"share": 1e999', '"share": NaN', '"share": -Infinity', f'"hours": {DEEP}', f'"hours": {"[" * 500 + "]" * 500}'),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    "arguments",
     [
-        ("weather_at", '{"city": "NYC", "days": 1' + "0" * 5000 + "}"),
-        ("weather_at", '{"city": "NYC", "days": 1' + "0" * 4000 + "}"),
-        ("weather_at", '{"city": "NYC", "share": 1' + "0" * 4000 + "}"),
-        ("weather_at", '{"city": "NYC", "share": 1e999}'),
-        ("weather_at", '{"city": "NYC", "share": NaN}'),
-        ("weather_at", '{"city": "NYC", "share": -Infinity}'),
-        ("weather_at", '{"city": "NYC", "hours": ' + DEEP + "}"),
-        ("weather_at", '{"city": "NYC", "hours": ' + "[" * 500 + "]" * 500 + "}"),
-        ("weather_at", '{"city": "Rome", "city": "NYC"}'),
-        ("weather_at", '{"city": ["NYC"]}'),
-        ("weather_at", '{"city": {"NYC": {}}}'),
-        ("weather_at", '["NYC"]'),
-        ("weather_at", '"NYC"'),
-        ("weather_at", "null"),
-        ("weather_at", ""),
-        ("weather_at", '{"city": "NYC"'),
-        ("weather_at", "{'city': 'NYC'}"),
-        ("weather_at", {"city": "NYC"}),
-        ("weather_at", None),
-        ("weather.at", '{"city": "NYC"}'),
-        (None, '{"city": "NYC"}'),
-        (["weather_at"], '{"city": "NYC"}'),
-        ({"weather_at": 1}, '{"city": "NYC"}'),
-        (1e999, '{"city": "NYC"}'),
-        ("\ud800", '{"city": "NYC"}'),
-        ("weather_at", '{"city": "\ud800", "days": 3}'),
+        *(f'{{"city": "NYC", {field}}}' for field in HOSTILE_FIELDS),
+        *('{"city": "Rome", "city": "NYC"}', '{"city": ["NYC"]}', '{"city": {"NYC": {}}}', '["NYC"]', '"NYC"', "null", ""),
+        *('{"city": "NYC"', "{'city': 'NYC'}", {"city": "NYC"}, None, '{"city": "\ud800", "days": 3}'),
     ],
     ids=lambda value: repr(value)[:50],
 )
-def test_a_hostile_call_is_wrong_for_a_short_reason(name: Any, arguments: Any) -> None:
+def test_hostile_arguments_are_wrong_for_a_short_reason(arguments: Any) -> None:
+    check_short_reason("weather_at", arguments)
+
+
+@pytest.mark.parametrize("name", ["weather.at", None, ["weather_at"], {"weather_at": 1}, 1e999, "\ud800"], ids=repr)
+def test_a_hostile_name_is_wrong_for_a_short_reason(name: Any) -> None:
+    check_short_reason(name, '{"city": "NYC"}')
+
+
+def check_short_reason(name: Any, arguments: Any) -> None:
     reply = said((name, arguments))
     reply.encode()
     why = fault(SIMPLE, reply)
@@ -216,24 +197,17 @@ def test_a_choice_without_a_message_keeps_its_text() -> None:
 
 def test_the_request_has_the_questions_messages_and_its_tools_as_json_schema() -> None:
     before = [{"role": "system", "content": "Be brief."}]
-    messages, tools = request_of([*before, {"role": "user", "content": asked(SIMPLE)}])
+    messages, fields = request_of([*before, {"role": "user", "content": asked(SIMPLE)}])
+    tools = fields.pop("tools")
+    assert fields == {"tool_choice": "auto"}
     assert messages == [*before, {"role": "user", "content": "?"}]
     assert [tool["function"]["name"] for tool in tools] == ["weather_at", "time"]
     assert {tool["type"] for tool in tools} == {"function"}
     parameters = tools[0]["function"]["parameters"]
     assert (parameters["type"], parameters["required"]) == ("object", ["city"])
     schemas = parameters["properties"]
-    assert {name: schema["type"] for name, schema in schemas.items()} == {
-        "city": "string",
-        "days": "integer",
-        "share": "number",
-        "rain": "boolean",
-        "hours": "array",
-        "names": "array",
-        "place": "object",
-        "stops": "array",
-        "note": "string",
-    }
+    types = ("string", "integer", "number", "boolean", "array", "array", "object", "array", "string")
+    assert {name: schema["type"] for name, schema in schemas.items()} == dict(zip(ALLOWED, types, strict=True))
     assert schemas["place"]["properties"]["lat"] == {"type": "number"}
     assert schemas["stops"]["items"] == {"type": "object"}
 

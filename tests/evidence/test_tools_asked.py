@@ -1,28 +1,26 @@
 """Tasks that call tools, through the real lm-eval and a server of chosen replies: scores by hand, and forged evidence."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.evidence.commands import STARTING
-from tests.evidence.measuring import measured
-from tests.evidence.test_groups import reply_of
+from tests.builders.accuracy import ask_task, read_rows, refuse_task, write_rows
 from tests.fakes.openai_server import Book
 from tests.lm_eval_files import hashed
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy import loading, parse_task, thought_without_answers
-from vllm_qualify.evidence.answers import Answered, read_answers
-from vllm_qualify.evidence.data import fetch
-from vllm_qualify.evidence.lm_eval_internals import OURS
+from vllm_qualify.evidence.accuracy.answers import Answered
+from vllm_qualify.evidence.accuracy.data import fetch
+from vllm_qualify.evidence.accuracy.lm_eval_internals import OURS
+from vllm_qualify.evidence.accuracy.measurements import describe_missing_answers, parse_task
+from vllm_qualify.evidence.accuracy.samples import read_answers
+from vllm_qualify.evidence.accuracy.thinking import read_replies
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.evidence.thinking import read_replies
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.workload import Accuracy
-
-pytestmark = pytest.mark.usefixtures("warm_lm_eval")
+from vllm_qualify.recipe.accuracy import Accuracy
 
 Row = dict[str, Any]
 WEATHER = {
@@ -33,11 +31,7 @@ WEATHER = {
 ADD = {
     "name": "add",
     "description": "The sum of two numbers.",
-    "parameters": {
-        "type": "dict",
-        "properties": {"a": {"type": "float"}, "b": {"type": "float"}},
-        "required": ["a", "b"],
-    },
+    "parameters": {"type": "dict", "properties": {"a": {"type": "float"}, "b": {"type": "float"}}, "required": ["a", "b"]},
 }
 
 
@@ -92,22 +86,16 @@ SIMPLE = [each for each in ROWS if each["id"].startswith("simple")]
 def plan_of(rows: list[Row], folder: Path, task: str = "bfcl", **settings: Any) -> TaskPlan:
     folder.mkdir(exist_ok=True)
     data = folder / "test.jsonl"
-    data.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    write_rows(data, rows)
     asked = {"api": "chat", "stop": [], "num_fewshot": 0, "num_questions": len(rows), "time_limit_s": 120.0} | settings
-    return TaskPlan(
-        settings=Accuracy(task=task, **asked),
-        num_concurrent=4,
-        repetitions=1,
-        sequential=False,
-        questions=[data],
-    )
+    return TaskPlan(settings=Accuracy(task=task, **asked), num_concurrent=4, repetitions=1, sequential=False, questions=[data])
 
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskPlan, Answered, Path, Book]:
     folder, book = tmp_path_factory.mktemp("group"), Book(WORDS, calls=CALLS, thinking={"Rome?": "A city."})
     plan = plan_of(ROWS, folder, system_prompt="Be brief.")
-    return (plan, *measured(plan, folder, book, most_blocks=1), book)
+    return (plan, *ask_task(plan, folder, book, most_blocks=1), book)
 
 
 Group = tuple[TaskPlan, Answered, Path, Book]
@@ -141,7 +129,7 @@ def test_each_question_goes_with_its_own_tools_to_the_servers_own_parser(group: 
 
 def samples(folder: Path, task: str) -> list[Row]:
     (path,) = folder.glob(f"r1-b1/samples_{task}_*.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_rows(path)
 
 
 def test_the_calls_and_the_reason_stay_as_evidence(group: Group) -> None:
@@ -158,7 +146,7 @@ def test_thinking_before_a_call_is_kept(group: Group) -> None:
     replies = list(read_replies(folder / "r1-b1"))
     assert sorted(reply.thinking or "" for reply in replies) == [""] * 8 + ["A city."]
     assert not any(reply.is_empty for reply in replies)
-    assert thought_without_answers(folder, plan) == ""
+    assert describe_missing_answers(folder, plan) == ""
 
 
 def swapped(row: Row, **document: Any) -> Row:
@@ -188,13 +176,10 @@ def prompted(row: Row, change: Callable[[Row], Row]) -> Row:
 )
 def test_evidence_of_other_tools_or_none_is_noticed(forged: Callable[[Row], Row], group: Group, tmp_path: Path) -> None:
     plan, _, folder, _ = group
-    copy = tmp_path / "accuracy" / "bfcl"
-    (copy / "r1-b1").mkdir(parents=True)
-    for path in [folder / "task.json", *folder.glob("r1-b1/*")]:
-        (copy / path.relative_to(folder)).write_bytes(path.read_bytes())
+    copy = shutil.copytree(folder, tmp_path / "accuracy" / "bfcl")
     (path,) = copy.glob("r1-b1/samples_bfcl_simple_*.jsonl")
-    first, *others = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (forged(first), *others)))
+    first, *others = read_rows(path)
+    write_rows(path, [forged(first), *others])
     with pytest.raises(ValueError, match="was not asked with its own messages and tools"):
         read_answers(copy, plan)
 
@@ -202,7 +187,7 @@ def test_evidence_of_other_tools_or_none_is_noticed(forged: Callable[[Row], Row]
 def test_sampled_answers_have_seeds_of_their_own(tmp_path: Path) -> None:
     book = Book(WORDS, calls=CALLS)
     sampling = {"temperature": 0.7}
-    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book, most_blocks=1)
+    answered, _ = ask_task(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book, most_blocks=1)
     assert [answer.scores["acc,ast"] for answer in sorted(answered.answers, key=lambda each: each.question)] == [1, 0]
     assert len({request["seed"] for request in book.requests}) == 2
     assert {request["temperature"] for request in book.requests} == {0.7}
@@ -222,7 +207,7 @@ def test_all_questions_are_fetched_as_one_file_that_can_be_asked(tmp_path: Path)
     plan = local.model_copy(update={"settings": settings, "questions": None, "folder": own})
     assert fetch(plan, tmp_path / "data").questions == len(ROWS)
     local = plan.model_copy(update={"questions": [tmp_path / "data" / "test.jsonl"]})
-    answered, _ = measured(local, tmp_path, Book(WORDS, calls=CALLS), most_blocks=1)
+    answered, _ = ask_task(local, tmp_path, Book(WORDS, calls=CALLS), most_blocks=1)
     # Of the group's list, multiple comes before simple.
     assert [each.scores["acc,ast"] for each in sorted(answered.answers, key=lambda each: each.question)] == [1, 0, 1, 0]
 
@@ -230,15 +215,14 @@ def test_all_questions_are_fetched_as_one_file_that_can_be_asked(tmp_path: Path)
 def test_calls_that_a_wrong_parser_leaves_in_the_text_score_nothing(tmp_path: Path) -> None:
     text = '<tool_call>{"name": "weather_get", "arguments": {"city": "%s"}}</tool_call>'
     book = Book({"Rome?": text % "Rome", "Oslo?": text % "Oslo"})
-    answered, _ = measured(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book, most_blocks=1)
+    answered, _ = ask_task(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book, most_blocks=1)
     assert [answer.scores["acc,ast"] for answer in answered.answers] == [0, 0]
 
 
 def test_a_server_without_a_parser_is_refused_with_the_options_that_it_lacks(tmp_path: Path) -> None:
+    plan, book = plan_of(SIMPLE, tmp_path, "bfcl_simple"), Book(WORDS, calls=CALLS, has_no_parser=True)
     with pytest.raises(RecipeError) as refused:
-        measured(
-            plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, Book(WORDS, calls=CALLS, has_no_parser=True), most_blocks=1
-        )
+        ask_task(plan, tmp_path, book, most_blocks=1)
     assert "the server has no parser of tool calls" in str(refused.value)
     assert "enable-auto-tool-choice" in (refused.value.remedy or "")
 
@@ -256,8 +240,4 @@ def test_a_server_without_a_parser_is_refused_with_the_options_that_it_lacks(tmp
 def test_what_cannot_be_asked_is_refused(
     rows: list[Row], task: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    nobody = STARTING.model_copy(update={"url": "http://127.0.0.1:9"})
-    plan = plan_of(rows, tmp_path, task, **settings)
-    with pytest.raises(RecipeError) as raised, loading(nobody, "reference", plan, tmp_path / "lm-eval") as lm_eval:
-        reply_of(lm_eval)
-    assert message in str(raised.value)
+    assert message in str(refuse_task(plan_of(rows, tmp_path, task, **settings), tmp_path / "lm-eval"))

@@ -7,31 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders.loads import measure
 from tests.fakes.capacity import about, counts_of, page
 from vllm_qualify.evidence.load import steady
-from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.load.result import key_of
-from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.recipe.gates import gate_of
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 TURNS, CHATS, INPUT, REPLY, SYSTEM, TEMPLATE = 3, 8, 20, 4, 30, 6
 FIRST, LATER = "first_turn_ttft_p50_ms", "later_turns_ttft_p50_ms"
-LOAD = Load(
-    input_len=INPUT,
-    output_len=REPLY,
-    shared_prefix_len=SYSTEM,
-    api="chat",
-    turns=TURNS,
-    window="whole",
-    max_concurrency=4,
-    num_prompts=TURNS * CHATS,
-    num_warmups=0,
-    repeats=2,
-    most_repeats=2,
-    min_duration_s=0.01,
+LOAD = Load.model_validate(
+    {"input_len": INPUT, "output_len": REPLY, "shared_prefix_len": SYSTEM, "api": "chat", "turns": TURNS, "window": "whole"}
+    | {"max_concurrency": 4, "num_prompts": TURNS * CHATS, "num_warmups": 0}
+    | {"repeats": 2, "most_repeats": 2, "min_duration_s": 0.01}
 )
 LENGTHS = [SYSTEM + TEMPLATE + turn * (INPUT + TEMPLATE) + (turn - 1) * REPLY for turn in (1, 2, 3) for _ in range(CHATS)]
 HITS = 0.5
@@ -54,7 +43,7 @@ def write(folder: Path, *, slower: float = 1.0, hits: float = HITS, **changes: A
         result |= about(LOAD, None, LENGTHS, [REPLY] * len(LENGTHS)) | {"turns": str(TURNS), "backend": "openai-chat"}
         result |= changes
         result["total_input_tokens"] = sum(result["input_lens"])
-        figures = steady.figures_of(steady.whole(steady.requests_of(result, 4), result["duration"]), None)
+        figures = steady.figures_of(steady.whole_window(steady.requests_of(result, 4), result["duration"]), None)
         result |= {key_of(name): value for name, value in figures.items()}
         (folder / f"bench-{repeat}.json").write_text(json.dumps(result))
         counted = {"prefix_cache_queries": sum(LENGTHS), "prefix_cache_hits": hits * sum(LENGTHS)}
@@ -63,55 +52,46 @@ def write(folder: Path, *, slower: float = 1.0, hits: float = HITS, **changes: A
     return folder
 
 
-def rows_of(folder: Path, settings: Load = LOAD) -> dict[str, Measurement]:
-    return {row.metric: row for row in parse_load(folder, settings, Levels())}
+def because(folder: Path, **changes: Any) -> str:
+    return measure(write(folder, **changes), LOAD)[FIRST].invalid_because or ""
 
 
 def test_the_time_to_the_first_token_is_told_for_first_and_for_later_turns(tmp_path: Path) -> None:
-    rows = rows_of(write(tmp_path / "load"))
+    rows = measure(write(tmp_path / "load"), LOAD)
     assert rows[FIRST].invalid_because is None, rows[FIRST].invalid_because
     assert (rows[FIRST].value, rows[LATER].value) == pytest.approx((40, 10), rel=0.01)
     assert rows[FIRST].traced_to == ["load/bench-1.json:1", "load/bench-2.json:1"]
     assert rows["prefix_hit_share"].value == pytest.approx(HITS)
+    # Other loads have no turns.
+    assert not {FIRST, LATER} & measure(tmp_path / "load", LOAD.model_copy(update={"turns": 1})).keys()
 
 
 def test_later_turns_that_are_slower_fail_their_gate(tmp_path: Path) -> None:
     gate = gate_of(metric=LATER, maximum=11.0, unit="ms")
-    missed = [surely_misses(gate, [rows_of(write(tmp_path / str(slower), slower=slower))[LATER]]) for slower in (1.0, 1.2)]
-    assert missed == [False, True]
+    rows = [measure(write(tmp_path / str(slower), slower=slower), LOAD)[LATER] for slower in (1.0, 1.2)]
+    assert [surely_misses(gate, [row]) for row in rows] == [False, True]
 
 
 def test_what_earlier_turns_had_may_hit_and_no_more(tmp_path: Path) -> None:
     """Each turn's own tokens are new: by hand 24 * 20 of all tokens."""
     most = 1 - TURNS * CHATS * INPUT / sum(LENGTHS)
-    assert rows_of(write(tmp_path / "most", hits=most))[FIRST].value is not None
-    because = rows_of(write(tmp_path / "more", hits=most + 0.05))[FIRST].invalid_because or ""
-    assert "prefix-cache queries hit" in because
+    assert because(tmp_path / "most", hits=most) == ""
+    assert "prefix-cache queries hit" in because(tmp_path / "more", hits=most + 0.05)
 
 
 def test_a_turn_of_random_text_may_be_read_as_fewer_tokens(tmp_path: Path) -> None:
     """In a chat of the reference model a turn had 813 tokens and the one before 716, with 128 drawn and an empty reply."""
-    fewer = [*LENGTHS[:-1], LENGTHS[-1 - CHATS] + 12]
-    assert rows_of(write(tmp_path / "load", input_lens=fewer))[FIRST].invalid_because is None
+    assert because(tmp_path / "load", input_lens=[*LENGTHS[:-1], LENGTHS[-1 - CHATS] + 12]) == ""
 
 
 @pytest.mark.parametrize(
-    ("changes", "because"),
+    ("changes", "message"),
     [
         ({"input_lens": [*LENGTHS[:-1], LENGTHS[-1 - CHATS] + 2]}, "1 turns do not have the prompt of the one before in them"),
         ({"input_lens": [LENGTHS[0]] * len(LENGTHS)}, "16 turns do not have the prompt of the one before in them"),
-        (
-            {"start_times": list(np.linspace(100, 100.06, len(LENGTHS)))},
-            "turns began before the reply to the one before had come",
-        ),
+        ({"start_times": [*np.linspace(100, 100.06, len(LENGTHS))]}, "turns began before the reply to the one before had come"),
         ({"turns": "1"}, "bench had turns 1, not 3"),
     ],
 )
-def test_what_was_no_chat_does_not_count(tmp_path: Path, changes: dict[str, Any], because: str) -> None:
-    row = rows_of(write(tmp_path / "load", **changes))[FIRST]
-    assert because in (row.invalid_because or "")
-
-
-def test_other_loads_have_no_turns(tmp_path: Path) -> None:
-    rows = rows_of(write(tmp_path / "load"), LOAD.model_copy(update={"turns": 1}))
-    assert not {FIRST, LATER} & rows.keys()
+def test_what_was_no_chat_does_not_count(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    assert message in because(tmp_path / "load", **changes)

@@ -4,24 +4,22 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.builders.loads import CAPTURED, LEVELS, LOAD_SERVER, SETTINGS, change, count, read_result, with_settings
 from tests.evidence.commands import SERVER, driven, options
-from tests.evidence.test_load import ABOUT, ARGUMENTS, CAPTURED, LEVELS, SETTINGS, change, count
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine.bench import Bench
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.client import UNFOLLOWED, measure_load, warm_up_command
-from vllm_qualify.evidence.load.figures import parse_load
+from vllm_qualify.evidence.load.figures import LoadChecks, parse_load
 from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.load.warm_up import warm_up_of_both
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.recipe.serving import VLLM
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.traces.trace import Request, Trace
-from vllm_qualify.recipe.workload import Load
 
 # A fifth of 40 requests.
 ASKED = 8
@@ -33,7 +31,7 @@ CANDIDATE, BASELINE = "http://127.0.0.1:8123", "http://127.0.0.1:8124"
 
 def warm_up(folder: Path) -> None:
     """What a warm-up leaves, made of the first requests of the captured repeat 1, long before it."""
-    asked = json.loads((folder / "bench-1.json").read_text())
+    asked = read_result(folder, 1)
     asked |= {name: asked[name][:ASKED] for name in LISTS}
     starts = [start - 1000 for start in asked["start_times"]]
     ends = [start + latency for start, latency in zip(starts, asked["latencies"], strict=True)]
@@ -58,63 +56,42 @@ def folder(tmp_path: Path) -> Path:
 
 
 def rows(folder: Path, *, warmed: bool = True, settings: Load = SETTINGS) -> list[Measurement]:
-    return parse_load(folder, settings, LEVELS, VLLM, ARGUMENTS, model="reference", warmed=warmed)
+    return parse_load(folder, settings, LEVELS, LOAD_SERVER, LoadChecks(is_warmed=warmed))
 
 
 def test_a_load_counts_if_its_server_was_warmed_up_as_planned(folder: Path) -> None:
-    assert [
-        row.invalid_because for row in rows(folder) if row.value is None and "requests in" not in str(row.invalid_because)
-    ] == []
+    assert all("requests in" in str(row.invalid_because) for row in rows(folder) if row.value is None)
     assert rows(folder) == rows(folder, warmed=False)
     assert all("bench-0" not in path for row in rows(folder) for path in row.traced_to), "a warm-up is no repeat"
 
 
-def gone(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-
-
-def emptied(folder: Path) -> None:
-    (folder / "bench-0.json").write_text("{}")
-
-
-def as_repeat_1(folder: Path) -> None:
-    shutil.copy(folder / "bench-1.json", folder / "bench-0.json")
-
-
-def twelve_tokens(folder: Path) -> None:
-    change(folder, 0, output_lens=[12] * ASKED, total_output_tokens=12 * ASKED)
-
-
-SPOILED: list[tuple[Callable[[Path], None], str]] = [
-    (lambda folder: gone(folder, "bench-0.json"), "No such file or directory: bench-0.json"),
-    (lambda folder: gone(folder, "metrics-0-after.txt"), "No such file or directory: metrics-0-after.txt"),
-    (emptied, "completed"),
+TWELVE_TOKENS = {"output_lens": [12] * ASKED, "total_output_tokens": 12 * ASKED}
+SPOILED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / "bench-0.json").unlink(), "No such file or directory: bench-0.json"),
+    (lambda folder: (folder / "metrics-0-after.txt").unlink(), "No such file or directory: metrics-0-after.txt"),
+    (lambda folder: (folder / "bench-0.json").write_text("{}"), "completed"),
     (lambda folder: change(folder, 0, completed=7, failed=1), "7 of 8 requests completed, 1 failed"),
-    (as_repeat_1, "40 of 8 requests completed"),
-    (twelve_tokens, "8 replies do not have 8 tokens"),
+    (lambda folder: shutil.copy(folder / "bench-1.json", folder / "bench-0.json"), "40 of 8 requests completed"),
+    (lambda folder: change(folder, 0, **TWELVE_TOKENS), "8 replies do not have 8 tokens"),
     (lambda folder: change(folder, 0, max_concurrency=1), "bench had max_concurrency 1, not 4"),
     (lambda folder: change(folder, 0, model_id="another"), "bench had model_id another, not reference"),
     (lambda folder: count(folder, "before", 0, request_success=SUCCEEDED), "the server counts 0 requests, and bench sent 8"),
     (lambda folder: count(folder, "before", 1, request_success=0), "request_success_total went back: it was started anew"),
-    (lambda folder: change(folder, 0, **first_of_repeat_1(folder)), "it has the requests of repeat 1, or ran at the same time"),
+    (
+        lambda folder: change(folder, 0, start_times=read_result(folder, 1)["start_times"][:ASKED]),
+        "it has the requests of repeat 1, or ran at the same time",
+    ),
 ]
-
-
-def first_of_repeat_1(folder: Path) -> dict[str, Any]:
-    return {"start_times": json.loads((folder / "bench-1.json").read_text())["start_times"][:ASKED]}
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILED)
 def test_a_load_whose_server_was_not_warmed_up_as_planned_is_invalid(
-    folder: Path, spoil: Callable[[Path], None], message: str
+    folder: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(folder)
-    why = {row.invalid_because or "" for row in rows(folder)}
-    assert len(why) == 1
-    (reason,) = why
-    assert "the server was not warmed up like the one that it ran in turns with: " in reason
-    assert message in reason
-    assert ": measure the load again" in reason
+    (reason,) = {row.invalid_because or "" for row in rows(folder)}
+    for words in ("the server was not warmed up like the one that it ran in turns with: ", message, ": measure the load again"):
+        assert words in reason
 
 
 def test_older_evidence_is_judged_as_before(folder: Path) -> None:
@@ -128,10 +105,9 @@ def test_a_warm_up_fills_the_load_once_and_asks_no_prompt_that_is_measured_or_as
     asked = warm_up_of_both(SETTINGS)
     assert (asked.num_prompts, asked.max_concurrency, asked.request_rate, asked.num_warmups) == (8, 4, None, 0)
     assert (asked.input_len, asked.output_len) == (SETTINGS.input_len, SETTINGS.output_len)
-    whole = Load.model_validate({**ABOUT, "num_prompts": 5, "window": "whole"})
-    assert warm_up_of_both(whole).num_prompts == 4
-    assert warm_up_of_both(SETTINGS.model_copy(update={"request_rate": 9.0, "max_concurrency": 1})).request_rate == 9.0
-    for settings in (SETTINGS, SETTINGS.model_copy(update={"seeded_by": "balanced"})):
+    assert warm_up_of_both(with_settings(num_prompts=5, window="whole")).num_prompts == 4
+    assert warm_up_of_both(with_settings(request_rate=9.0, max_concurrency=1)).request_rate == 9.0
+    for settings in (SETTINGS, with_settings(seeded_by="balanced")):
         measured = range(1, settings.looks[-1] + 1)
         seeds = [settings.bench_seed(repeat) for repeat in measured]
         before_repeats = [options(warm_up_command(driven().bench.client, "m", settings, each))["--seed"] for each in measured]
@@ -141,13 +117,13 @@ def test_a_warm_up_fills_the_load_once_and_asks_no_prompt_that_is_measured_or_as
 
 
 def test_a_warm_up_of_a_trace_comes_at_its_mean_rate_with_its_median_lengths() -> None:
-    trace = Trace.of(16, [Request(at, length, 2 * length, (at,)) for at, length in enumerate((10, 20, 90, 20, 50))])
-    settings = SETTINGS.model_copy(update={"input_len": None, "trace": "t.jsonl", "num_prompts": 5, "max_concurrency": 1})
+    trace = Trace.from_requests(16, [Request(at, length, 2 * length, (at,)) for at, length in enumerate((10, 20, 90, 20, 50))])
+    settings = with_settings(input_len=None, trace="t.jsonl", num_prompts=5, max_concurrency=1)
     asked = warm_up_of_both(settings, trace)
     assert (asked.input_len, asked.output_len, asked.num_prompts, asked.request_rate) == (20, 40, 1, 5 / 4)
     assert asked.trace is None
-    at_once = Trace.of(16, [Request(0.0, 10, 20, (at,)) for at in range(3)])
-    assert (warm_up_of_both(settings, at_once).request_rate, warm_up_of_both(settings, at_once).max_concurrency) == (None, 3)
+    at_once = warm_up_of_both(settings, Trace.from_requests(16, [Request(0.0, 10, 20, (at,)) for at in range(3)]))
+    assert (at_once.request_rate, at_once.max_concurrency) == (None, 3)
 
 
 # --- Measuring, with bench's captured files in place of bench
@@ -180,19 +156,13 @@ def test_both_are_asked_the_same_before_the_first_repeat(tmp_path: Path, asked: 
     commands = measure_load(driven(), SETTINGS, tmp_path, lambda *_: None, UNFOLLOWED, driven(BASELINE))
     first, second, *others = asked
     assert {first[0], second[0]} == {CANDIDATE, BASELINE}
-    for url, command, result in (first, second):
-        assert result == "bench-0.json"
-        assert [word if word != url else "" for word in command] == [word if word != first[0] else "" for word in first[1]]
-    assert options(first[1])["--num-prompts"] == "8"
-    assert options(first[1])["--max-concurrency"] == "4"
-    assert all(result != "bench-0.json" for _, _, result in others)
+    assert [each[2] == "bench-0.json" for each in asked] == [True, True, *[False] * len(others)]
+    assert [word for word in first[1] if word != first[0]] == [word for word in second[1] if word != second[0]]
+    assert (options(first[1])["--num-prompts"], options(first[1])["--max-concurrency"]) == ("8", "4")
     for inside, url in ((tmp_path, CANDIDATE), (tmp_path / BESIDE, BASELINE)):
         assert (inside / "bench-0.json").is_file()
-        assert (
-            (inside / "metrics-0-before.txt").read_text()
-            == (inside / "metrics-0-after.txt").read_text()
-            == f"# page of {url}\n"
-        )
+        pages = [(inside / f"metrics-0-{when}.txt").read_text() for when in ("before", "after")]
+        assert pages == [f"# page of {url}\n"] * 2
     assert len(commands) == 4, "of repeats, which the report counts"
 
 

@@ -1,20 +1,19 @@
-"""What was watched of real servers, read back: which loads count, and the plots of them."""
+"""What was watched of real servers, read back: which loads count, and the course of them."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
+from tests.builders.loads import load_server
+from tests.builders.watched import CAPTURED, ENOUGH, QUEUED
+from vllm_qualify.engine.kinds.base import CounterName
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, Scrape
-from vllm_qualify.evidence.watched import chart, notes, problems, read_watched, series, value_of
+from vllm_qualify.evidence.watched import QueueLimit, notes, read_watched, series, value_of, watched_problems
 
-CAPTURED = Path(__file__).parent / "captured" / "watched"
-ENOUGH, QUEUED = (1795221538.0, 1795221558.4), (1795221773.0, 1795221792.6)
 CLIENTS = 16
 ONE = '{engine="0",model_name="reference"}'
 TOKENS = f"vllm:generation_tokens_total{ONE}"
@@ -34,19 +33,13 @@ def change(path: Path, edit: Callable[[int, Document], Document | None]) -> None
     path.write_text("".join(f"{json.dumps(line)}\n" for line in edited if line is not None))
 
 
-def set_values(folder: Path, since: int, **values: float) -> None:
-    """Of every scrape from this line on; the keyword is one of WANTED's first names without `vllm:`."""
-    keys = {next(key for key in first_values(folder) if key.startswith(f"vllm:{name}")): new for name, new in values.items()}
-    change(folder / SCRAPES, lambda n, line: line | {"values": line["values"] | keys} if n >= since else line)
-
-
-def first_values(folder: Path) -> Document:
-    document: Document = json.loads((folder / SCRAPES).read_text().splitlines()[0])["values"]
-    return document
+def limit_of(max_num_seqs: int | None, span: tuple[float, float] = QUEUED, clients: int = CLIENTS) -> QueueLimit:
+    server = load_server({} if max_num_seqs is None else {"max-num-seqs": max_num_seqs})
+    return QueueLimit(server, clients, since=span[0])
 
 
 def of_enough(folder: Path, clients: int = CLIENTS, max_num_seqs: int | None = 32) -> list[str]:
-    return problems(folder, *ENOUGH, clients, max_num_seqs)
+    return watched_problems(folder, *ENOUGH, limit_of(max_num_seqs, ENOUGH, clients))
 
 
 def the_one(reason: list[str]) -> str:
@@ -60,12 +53,12 @@ def test_a_real_load_without_a_queue_counts(folder: Path) -> None:
 
 
 def test_a_real_load_that_has_to_wait_counts_where_that_was_planned() -> None:
-    assert problems(CAPTURED / "queued", *QUEUED, CLIENTS, 4) == []
-    assert problems(CAPTURED / "queued", *QUEUED, CLIENTS, None) == []
+    for limit in (limit_of(4), limit_of(None), None):
+        assert watched_problems(CAPTURED / "queued", *QUEUED, limit) == []
 
 
 def test_a_real_queue_counts_against_a_load_that_should_not_have_one() -> None:
-    reason = the_one(problems(CAPTURED / "queued", *QUEUED, CLIENTS, 16))
+    reason = the_one(watched_problems(CAPTURED / "queued", *QUEUED, limit_of(16)))
     assert reason.startswith("on average 72% of the requests in the server waited, although 16 clients are no more than its")
     assert "max-num-seqs 16: raise max-num-batched-tokens or gpu-memory-utilization" in reason
 
@@ -115,31 +108,28 @@ def test_a_gpu_that_tells_nothing_may_have_been_slowed_down(changes: Document, w
     assert why in reason
 
 
-def test_scrapes_that_failed_are_counted_and_reported(folder: Path) -> None:
-    change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "ReadTimeout: timed out"} if n >= 1 else line)
-    reason = the_one(of_enough(folder))
-    assert reason.startswith("the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what slows")
+@pytest.mark.parametrize(
+    ("answered", "reasons"),
+    [(1, ["the server's metrics were read only 1 of 20 times (ReadTimeout: timed out): see what slows"]), (2, [])],
+)
+def test_a_tenth_of_the_scrapes_is_enough(answered: int, reasons: list[str], folder: Path) -> None:
+    failed = {"error": "ReadTimeout: timed out"}
+    change(folder / SCRAPES, lambda n, line: {"time": line["time"]} | failed if n >= answered else line)
+    assert [reason.partition(" this machine")[0] for reason in of_enough(folder)] == reasons
 
 
-def test_a_tenth_of_the_scrapes_is_enough(folder: Path) -> None:
-    change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "ReadTimeout: timed out"} if n >= 2 else line)
-    assert of_enough(folder) == []
-
-
-def test_a_machine_that_was_not_looked_at_is_reported(folder: Path) -> None:
-    change(folder / HOST_SAMPLES, lambda n, line: line if n < 1 else None)
-    assert the_one(of_enough(folder)).startswith("the machine was looked at only 1 of 20 times")
-
-
-def test_a_machine_with_gpus_is_looked_at_more_often(folder: Path) -> None:
-    with_gpu(folder, -1, clock_reasons=[])
-    change(folder / HOST_SAMPLES, lambda n, line: line if n < 9 else None)
-    reasons = of_enough(folder)
-    assert reasons[0].startswith("the machine was looked at only 9 of 20 times")
+@pytest.mark.parametrize(("looks", "has_gpus"), [(1, False), (9, True)])
+def test_a_machine_that_was_seldom_looked_at_is_reported_sooner_if_it_has_gpus(
+    looks: int, has_gpus: bool, folder: Path
+) -> None:
+    if has_gpus:
+        with_gpu(folder, -1, clock_reasons=[])
+    change(folder / HOST_SAMPLES, lambda n, line: line if n < looks else None)
+    assert the_one(of_enough(folder)).startswith(f"the machine was looked at only {looks} of 20 times")
 
 
 def test_a_load_at_another_time_was_not_watched(folder: Path) -> None:
-    reasons = problems(folder, ENOUGH[0] + 3600, ENOUGH[1] + 3600, CLIENTS, 32)
+    reasons = watched_problems(folder, ENOUGH[0] + 3600, ENOUGH[1] + 3600)
     assert [message.partition(": see")[0] for message in reasons] == [
         "the server's metrics were read only 0 of 20 times",
         "the machine was looked at only 0 of 20 times",
@@ -166,23 +156,18 @@ def test_files_that_cannot_be_read_are_a_problem_and_no_exception(name: str, tex
 def test_values_of_several_engines_are_added_and_the_fullest_cache_counts() -> None:
     names = ("num_requests_running", "kv_cache_usage_perc")
     values = {f'vllm:{name}{{engine="{engine}"}}': 0.25 + engine for name in names for engine in (0, 1)}
-    scrape = Scrape(time=1.0, values=values)
-    assert value_of(scrape, "running") == 1.5
-    assert value_of(scrape, "kv_cache_usage") == 1.25
-    assert value_of(scrape, "waiting") is None
+    meanings: list[CounterName] = ["running", "kv_cache_usage", "waiting"]
+    assert [value_of(Scrape(time=1.0, values=values), each) for each in meanings] == [1.5, 1.25, None]
 
 
 def test_the_course_of_a_real_load(folder: Path) -> None:
     course = series(folder, *ENOUGH)
-    assert course.time_s[0] == 0
     assert course.time_s == sorted(course.time_s)
-    assert course.running[3:6] == [16.0, 16.0, 0.0]
-    assert set(course.waiting) == {0.0}
+    assert (course.time_s[0], course.output_tok_s[0]) == (0, None)
+    assert (course.running[3:6], set(course.waiting)) == ([16.0, 16.0, 0.0], {0.0})
     assert course.kv_cache_usage[3] == 0.009770992366412212
-    assert course.output_tok_s[0] is None
-    scrapes = read_watched(folder).scrapes
-    rate = (scrapes[4].values[TOKENS] - scrapes[3].values[TOKENS]) / (scrapes[4].time - scrapes[3].time)
-    assert course.output_tok_s[4] == rate
+    before, after = read_watched(folder).scrapes[3:5]
+    assert course.output_tok_s[4] == (after.values[TOKENS] - before.values[TOKENS]) / (after.time - before.time)
     assert len({len(values) for values in course.model_dump().values()}) == 1
 
 
@@ -194,80 +179,9 @@ def test_a_failed_scrape_is_a_gap_in_the_course(folder: Path) -> None:
 
 
 def test_a_count_that_goes_back_makes_no_rate(folder: Path) -> None:
-    set_values(folder, 9, generation_tokens_total=1.0)
+    change(folder / SCRAPES, lambda n, line: line | {"values": line["values"] | {TOKENS: 1.0}} if n >= 9 else line)
     assert [value is None for value in series(folder).output_tok_s[:11]] == [True, *[False] * 8, True, False]
 
 
 def test_a_course_of_nothing_is_empty(folder: Path) -> None:
     assert series(folder, 0, 1).model_dump() == {name: [] for name in series(folder).model_dump()}
-
-
-def paths(svg: str) -> list[str]:
-    """The charts' lines, without the axes and the legend. It is well-formed, or this raises."""
-    drawing = ElementTree.fromstring(svg)  # noqa: S314  (our own text)
-    every = [path.get("d") or "" for path in drawing.findall("{http://www.w3.org/2000/svg}path")]
-    return every[1 : 1 + len(every) // 2]
-
-
-def test_a_chart_of_a_real_load() -> None:
-    course = series(CAPTURED / "queued", *QUEUED)
-    svg = chart("requests", "req", course.time_s, {"running": course.running, "waiting": course.waiting})
-    running, waiting = paths(svg)
-    assert running.startswith("M56 136L")
-    assert running.count("L") == waiting.count("L") == len(course.time_s) - 1
-    # 12 waited at most, at the top; the end is at the right.
-    assert " 24L" in waiting
-    assert waiting.split("L")[-1].startswith("632 ")
-    assert ">12<" in svg
-
-
-def test_a_chart_breaks_its_line_where_a_value_is_missing() -> None:
-    svg = chart("a", "s", [0.0, 1.0, 2.0, 3.0, 4.0], {"x": [1.0, 2.0, None, 2.0, None]})
-    assert paths(svg) == ["M56 80L200 24M488 24h0"]
-
-
-@pytest.mark.parametrize(
-    ("largest", "written"),
-    [
-        (32.0, "32"),
-        (9_999.0, "9999"),
-        (9_999.7, "10k"),
-        (10_000.0, "10k"),
-        (12_346.0, "12.35k"),
-        (999_999.0, "1M"),
-        (1_200_000.0, "1.2M"),
-        (3.2e9, "3.2G"),
-        (0.25, "0.25"),
-    ],
-)
-def test_a_charts_numbers_are_short_and_have_no_exponent(largest: float, written: str) -> None:
-    svg = chart("a", "tok/s", [0.0, largest], {"x": [0.0, largest]})
-    texts = [text.text for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314  (our own text)
-    assert texts == ["a", written, "tok/s", "0", f"{written} s", "x"]
-
-
-def test_a_chart_takes_its_words_as_words_and_brings_nothing_along() -> None:
-    evil = '<script>"&'
-    svg = chart(evil, evil, [0.0, 1.0], {evil: [1.0, 2.0]})
-    root = ElementTree.fromstring(svg)  # noqa: S314  (our own text)
-    assert root.get("aria-label") == evil
-    assert [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")].count(evil) == 3
-    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert tags == {"svg", "path", "g", "text"}
-    assert (root.get("viewBox"), root.get("stroke")) == ("0 0 640 160", "currentColor")
-    assert "href" not in svg
-    assert "#" not in svg
-
-
-@pytest.mark.parametrize("values", [[0.0, 0.0], [math.pi, None]])
-def test_a_chart_of_one_level_or_one_value_is_drawn(values: list[float | None]) -> None:
-    assert "nan" not in chart("a", "s", [0.0, 1.0], {"x": values})
-
-
-@pytest.mark.parametrize(
-    ("time_s", "lines"),
-    [([0.0], {"x": []}), ([0.0], {"x": [None]}), ([], {}), ([0.0], {str(number): [1.0] for number in range(5)})],
-)
-def test_what_cannot_be_drawn_is_refused(time_s: list[float], lines: dict[str, list[float | None]]) -> None:
-    with pytest.raises(ValueError, match="a chart"):
-        chart("a", "s", time_s, lines)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 Document = dict[str, Any]
 Change = Callable[[Document], Document]
@@ -29,8 +29,8 @@ def as_it_is(result: Document) -> Document:
 class Capacity:
     """A step takes `step_s` and `per_request_s` for each request under way, times lognormal noise of this spread.
 
-    `change` spoils bench's results, `counters` are what vLLM counts from before to after each run. `runs` has the load and the
-    rate of each.
+    `change` spoils bench's results, `counters` are what vLLM counts from before to after each run. `runs` has the load of
+    each.
     """
 
     step_s: float = 0.01
@@ -39,14 +39,14 @@ class Capacity:
     noise: float = 0.0
     change: Change = as_it_is
     preemptions: int = 0
-    runs: list[tuple[Load, float | None]] = field(default_factory=list)
+    runs: list[Load] = field(default_factory=list)
 
-    def run(self, load: Load, rate: float | None, folder: Path) -> None:
-        """As `sweep.Run`."""
-        self.runs.append((load, rate))
-        count = load.num_prompts
+    def run(self, load: Load, folder: Path) -> None:
+        """As `sweep.RunPoint`."""
+        self.runs.append(load)
+        count, rate = load.num_prompts, load.request_rate
         arrivals = [0.0] * min(load.max_concurrency, count) if rate is None else poisson(count, rate, load.seed)
-        result = self.change(_document(load, rate, self.answer(load, arrivals, count)))
+        result = self.change(_document(load, self.answer(load, arrivals, count)))
         (folder / "bench-1.json").write_text(json.dumps(result))
         (folder / "metrics-1-before.txt").write_text(page())
         (folder / "metrics-1-after.txt").write_text(page(self.preemptions, *counts_of(result)))
@@ -86,7 +86,7 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
     return [float(at) for at in sent * (count / rate / sent[-1])]
 
 
-def _document(load: Load, rate: float | None, times: list[list[float]]) -> Document:
+def _document(load: Load, times: list[list[float]]) -> Document:
     """As bench writes its detailed result."""
     ttfts = np.array([each[1] - each[0] for each in times])
     itls = [[after - before for before, after in pairwise(each[1:])] for each in times]
@@ -97,7 +97,7 @@ def _document(load: Load, rate: float | None, times: list[list[float]]) -> Docum
     inputs = [load.input_len or 0] * count
     gaps = np.concatenate(itls) if any(itls) else np.zeros(1)
     document: Document = {
-        **about(load, rate, inputs, outputs),
+        **about(load, load.request_rate, inputs, outputs),
         "duration": duration,
         "request_throughput": count / duration,
         "output_throughput": sum(outputs) / duration,
@@ -112,7 +112,7 @@ def _document(load: Load, rate: float | None, times: list[list[float]]) -> Docum
             document[f"{name}_{latency}_ms"] = 1000 * float(each.mean() if percent is None else np.percentile(each, percent))
     if load.slo:
         limits = {"ttft": ttfts, "tpot": tpots, "e2el": latencies}
-        good = np.all([limits[name] <= limit / 1000 for name, limit in load.slo.wanted.items()], axis=0)
+        good = np.all([limits[name] <= limit / 1000 for name, limit in load.slo.limits_ms.items()], axis=0)
         document["request_goodput"] = float(good.sum()) / duration
     return document
 

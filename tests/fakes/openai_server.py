@@ -48,7 +48,6 @@ class Book:
     choose: Callable[[str], str] | None = None
     once: bool = False
     delay_s: float = 0.0
-    counts_requests: bool = True
     asked: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     prompts: list[Any] = field(default_factory=list)
@@ -65,8 +64,6 @@ class Book:
         return "" if self.goes_wrong(question, self.empty) else self.replies[question]
 
     def metrics(self) -> str:
-        if not self.counts_requests:
-            return "# TYPE vllm:num_preemptions counter\nvllm:num_preemptions_total 0.0\n"
         lines = [
             f'vllm:request_success_total{{engine="0",finished_reason="{reason}"}} {self.ended[reason]:.1f}'
             for reason in ("stop", "length", "abort", "error")

@@ -394,10 +394,7 @@ def knows(question: str, engine: Path) -> None:
     """As drift/probe.py answers, from the catalog's table, with nothing against any server."""
     why = (engine / UNCLEAR).read_text() if (engine / UNCLEAR).exists() else None
     servers = json.loads(question)["servers"]
-    judged = {
-        "build": "cpu",
-        "servers": [{"parsed": False, "refused": None, "unclear": why}] * len(servers),
-    }
+    judged = {"build": "cpu", "servers": [{"parsed": False, "refused": None, "unclear": why}] * len(servers)}
     print(json.dumps(table() | judged))
 
 

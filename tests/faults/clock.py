@@ -16,12 +16,7 @@ def clock(said: str) -> Mapping[str, str]:
     """The environment of a process whose clock says so: `+2h` is ahead, `-2h` behind."""
     if FAKED is None:
         (pytest.fail if IN_CI else pytest.skip)(REMEDY)
-    return {
-        "LD_PRELOAD": str(FAKED),
-        "FAKETIME": said,
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "NO_FAKE_STAT": "1",
-    }
+    return {"LD_PRELOAD": str(FAKED), "FAKETIME": said, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
 
 
 def jumping(file: Path) -> Mapping[str, str]:

@@ -1,12 +1,12 @@
 """A store that fails where a schedule says: it refuses, loses its answer, ends the process, or lets others act in between."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
-from typing import Literal, TypeVar
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar, cast
 
-from vllm_qualify.errors import StoreBusyError
-from vllm_qualify.publish.store import PrunableStore, Stored
+from vllm_qualify.errors import QualifyError, StoreBusyError
+from vllm_qualify.publish.store import PrunableStore
 
 T = TypeVar("T")
 # `refused` and `lost` are what the network does: the store did not get the request, or its answer did not arrive. With
@@ -15,45 +15,44 @@ Fault = Literal["refused", "lost", "dies before", "dies after"]
 KILLED = 137
 
 
-class FaultyStore:
-    """Passes calls on. The call with the number of a fault fails with it; before that of `meanwhile`, others act."""
+def ends_well(work: Callable[[], object], step: object) -> bool:
+    """Whether the work ends without an error. An error must say what is wrong, and the remedy."""
+    try:
+        work()
+    except QualifyError as error:
+        is_explained = bool(error.problem and error.remedy)
+    else:
+        return True
+    assert is_explained, step
+    return False
 
+
+def child_ends_well(work: Callable[[], object], step: object) -> bool:
+    """The same of a child process, so that it can be killed; then nothing is known but its end."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if ends_well(work, step) else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1, KILLED), step
+    return code == 0
+
+
+class _FaultyStore:
     def __init__(self, store: PrunableStore, faults: Mapping[int, Fault], meanwhile: Mapping[int, Callable[[], None]]) -> None:
         self._store, self._faults, self._meanwhile, self._calls = store, faults, meanwhile, 0
 
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    def locate(self, key: str) -> str:
-        return self._store.locate(key)
-
-    def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        self._call(lambda: self._store.put_new(key, body, content_type))
-
-    def get(self, key: str) -> bytes:
-        return self._call(lambda: self._store.get(key))
-
-    def read(self, key: str) -> Stored:
-        return self._call(lambda: self._store.read(key))
-
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        return self._call(lambda: self._store.swap(key, body, content_type, tag))
-
-    def delete(self, key: str) -> None:
-        self._call(lambda: self._store.delete(key))
-
-    def exists(self, key: str) -> bool:
-        return self._call(lambda: self._store.exists(key))
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        return self._call(lambda: iter(list(self._store.keys(prefix))))
-
-    def now(self) -> datetime:
-        return self._call(self._store.now)
-
-    def check(self) -> None:
-        self._call(self._store.check)
+    def __getattr__(self, name: str) -> Any:
+        passed_on = getattr(self._store, name)
+        if name in ("url", "locate"):
+            return passed_on
+        if name == "keys":
+            # A fault is one of the whole list.
+            return lambda prefix: self._call(lambda: iter(list(passed_on(prefix))))
+        return lambda *arguments: self._call(lambda: passed_on(*arguments))
 
     def _call(self, request: Callable[[], T]) -> T:
         number, self._calls = self._calls, self._calls + 1
@@ -63,10 +62,17 @@ class FaultyStore:
         if fault == "dies before":
             os._exit(KILLED)
         if fault == "refused":
-            raise StoreBusyError("the store did not answer", "try again later", self.url)
+            raise StoreBusyError("the store did not answer", "try again later", self._store.url)
         answer = request()
         if fault == "dies after":
             os._exit(KILLED)
         if fault == "lost":
-            raise StoreBusyError("the store's answer was lost", "try again later", self.url)
+            raise StoreBusyError("the store's answer was lost", "try again later", self._store.url)
         return answer
+
+
+def faulty(
+    store: PrunableStore, faults: Iterable[tuple[int, Fault]], meanwhile: Mapping[int, Callable[[], None]] | None = None
+) -> PrunableStore:
+    """Passes calls on. The call with the number of a fault fails with it; before that of `meanwhile`, others act."""
+    return cast("PrunableStore", _FaultyStore(store, dict(faults), meanwhile or {}))

@@ -11,8 +11,7 @@ import threading
 from pathlib import Path
 
 from vllm_qualify.engine.bench_worker import Watch, offset_from
-from vllm_qualify.engine.clock import handed_over
-from vllm_qualify.engine.watch import SCRAPES, watching_machine
+from vllm_qualify.engine.watch import SCRAPES, steady_clock_arguments, watching_machine
 
 HALF_S, EVERY_S = 1.5, 0.1
 
@@ -20,7 +19,7 @@ HALF_S, EVERY_S = 1.5, 0.1
 def watch(folder: Path, clock: Path, jump: str) -> None:
     (folder / SCRAPES).touch()
     with watching_machine(folder, {}, every_s=EVERY_S):
-        command = [sys.executable, __file__, "client", *handed_over()]
+        command = [sys.executable, __file__, "client", *steady_clock_arguments()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
             assert client.stdout.readline() == "asks\n"
@@ -38,7 +37,7 @@ def client(*message: str) -> None:
     used = Watch(offset_from(*message))
     print("asks", flush=True)
     lasts(2 * HALF_S)
-    print(json.dumps(used.ended()))
+    print(json.dumps(used.stop()))
 
 
 if __name__ == "__main__":

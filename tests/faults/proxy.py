@@ -27,12 +27,13 @@ class _Answer(NamedTuple):
 
 
 class Network(ThreadingHTTPServer):
-    """Passes requests on to the service at `behind`, each with the next of the faults; then without any."""
+    """Passes requests on to the service at `behind`. A request whose path has `part` gets the next fault, if one is left."""
 
     daemon_threads = True
 
-    def __init__(self, behind: str, faults: Sequence[NetworkFault]) -> None:
+    def __init__(self, behind: str, faults: Sequence[NetworkFault], part: str) -> None:
         super().__init__(("127.0.0.1", 0), _Passing)
+        self._part = part
         self.behind, self._faults, self._lock = str(urlsplit(behind).netloc), list(faults), threading.Lock()
         self._lists: dict[str, _Answer] = {}
 
@@ -49,9 +50,9 @@ class Network(ThreadingHTTPServer):
         """Whether faults are left."""
         return bool(self._faults)
 
-    def next_fault(self) -> NetworkFault:
+    def next_fault(self, path: str) -> NetworkFault:
         with self._lock:
-            return self._faults.pop(0) if self._faults else "none"
+            return self._faults.pop(0) if self._faults and self._part in path else "none"
 
     def as_seen(self, path: str, answer: _Answer, *, is_stale: bool) -> _Answer:
         """The answer, or what is remembered of the same list."""
@@ -75,7 +76,7 @@ class _Passing(BaseHTTPRequestHandler):
         return self._pass_on
 
     def _pass_on(self) -> None:
-        fault = self.server.next_fault()
+        fault = self.server.next_fault(self.path)
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         if fault == "503":
             self._answer(503, {"content-length": "0"}, b"")
@@ -115,9 +116,9 @@ class _Passing(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def network(behind: str, faults: Sequence[NetworkFault]) -> Iterator[Network]:
+def network(behind: str, faults: Sequence[NetworkFault], part: str = "") -> Iterator[Network]:
     """A network with faults in front of a service, for the length of the block."""
-    with Network(behind, faults) as server:
+    with Network(behind, faults, part) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server
         server.shutdown()

@@ -6,7 +6,6 @@ and every end is explained. `make chaos` runs thousands of schedules.
 
 import hashlib
 import os
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.approval.builder import CELL, NOW, VALID_DAYS, made_key, of_variant, publish_report, with_gate
-from tests.faults.faulty_store import KILLED, Fault, FaultyStore
+from tests.faults.faulty_store import Fault, child_ends_well, ends_well, faulty
 from tests.faults.schedules import parts_and_size
 from vllm_qualify.approval import published
 from vllm_qualify.approval.actions import approve, reject, revoke
@@ -32,7 +31,7 @@ from vllm_qualify.approval.pointer import read_pointer, revocation
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approval.verify import verify
-from vllm_qualify.errors import CallerError, QualifyError, StoreError
+from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.layout import manifest_key
@@ -130,35 +129,15 @@ class World:
         self.begun.add((step.action, step.run, step.person))
         if any(fault.startswith("dies") for _, fault in step.faults):
             self.begun |= {(other.action, other.run, other.person) for _, other in step.meanwhile}
-            ended_well = self._in_a_child(step)
+            ended_well = child_ends_well(partial(self._act, step), step)
         else:
-            ended_well = self._act(step)
+            ended_well = ends_well(partial(self._act, step), step)
         if ended_well:
             self.finished.add((step.action, step.run))
 
-    def _in_a_child(self, step: Step) -> bool:
-        child = os.fork()
-        if child == 0:
-            try:
-                os._exit(0 if self._act(step) else 1)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(2)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, 1, KILLED), step
-        return code == 0
-
-    def _act(self, step: Step) -> bool:
+    def _act(self, step: Step) -> None:
         meanwhile = {number: partial(self.take, other) for number, other in step.meanwhile}
-        store = FaultyStore(self.store, dict(step.faults), meanwhile)
-        try:
-            self._do(store, step)
-        except QualifyError as error:
-            is_shown = bool(error.problem and error.remedy)
-        else:
-            return True
-        assert is_shown, step
-        return False
+        self._do(faulty(self.store, step.faults, meanwhile), step)
 
     def _do(self, store: PrunableStore, step: Step) -> None:
         made = RUNS[step.run]
@@ -166,11 +145,10 @@ class World:
             case "publish":
                 publishing.publish_run(self.runs[made.run_id].report, self.runs[made.run_id].run, store)
             case "approve":
-                run = read_run(store, made.cell, made.run_id)
-                approve(store, run, ruling("approve", step.person, "it is good"), VALID_DAYS, self.key, NOW)
+                why = ruling("approve", step.person, "it is good")
+                approve(store, read_run(store, made.cell, made.run_id), why, VALID_DAYS, self.key, NOW)
             case "reject":
-                run = read_run(store, made.cell, made.run_id)
-                reject(store, run, ruling("reject", step.person, "it is bad"), NOW)
+                reject(store, read_run(store, made.cell, made.run_id), ruling("reject", step.person, "it is bad"), NOW)
             case "revoke":
                 revoke(store, made.cell, made.run_id, revocation(step.person, "it answers in Latin", NOW))
             case "index":
@@ -181,17 +159,14 @@ class World:
     def check(self) -> None:
         """What holds at any time, whatever was killed."""
         for number, made in enumerate(RUNS):
-            self._check_published(number, made)
+            key = manifest_key(made.cell, made.run_id)
+            if self.store.exists(key):
+                for stored in read_manifest(self.store, key).objects:
+                    assert hashlib.sha256(self.store.get(stored.key)).hexdigest() == stored.sha256
+            else:
+                assert ("publish", number) not in self.finished or self._may_be_pruned(number)
         for cell in {made.cell for made in RUNS}:
             self._check_approved(cell)
-
-    def _check_published(self, number: int, made: Made) -> None:
-        key = manifest_key(made.cell, made.run_id)
-        if not self.store.exists(key):
-            assert ("publish", number) not in self.finished or self._may_be_pruned(number)
-            return
-        for stored in read_manifest(self.store, key).objects:
-            assert hashlib.sha256(self.store.get(stored.key)).hexdigest() == stored.sha256
 
     def _may_be_pruned(self, number: int) -> bool:
         is_decided = {("approve", number), ("reject", number)} & self.finished

@@ -7,10 +7,10 @@ stage is measured twice, and every end is explained. `make chaos` runs thousands
 import hashlib
 import os
 import shutil
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -19,18 +19,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.faults.faulty_store import KILLED, Fault, FaultyStore
+from tests.builders.captured_runs import judged, store_in
+from tests.faults.faulty_store import Fault, child_ends_well, faulty
 from tests.faults.schedules import parts_and_size
-from tests.runs.test_runs import judged, store_in
 from vllm_qualify.approval.index import index_problem, refresh
-from vllm_qualify.errors import QualifyError, StoreError
+from vllm_qualify.errors import StoreError
+from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.bundle import evidence_key, read_manifest
-from vllm_qualify.publish.kept import KeptStage, Reuse, keep
+from vllm_qualify.publish.kept import KeptStage, keep
 from vllm_qualify.publish.store import PrunableStore, Store
 from vllm_qualify.publish.stores import open_store
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.runs import publishing
-from vllm_qualify.runs.folder import Run, lacking, start_run
+from vllm_qualify.runs.folder import Run, lacking_stages, start_run
 from vllm_qualify.runs.stored import published_run, reuse_stages, save_finished
 
 __all__ = ["judged"]
@@ -66,33 +67,17 @@ class World:
         """Whether the qualification ended well. It is a child process, so that it can be killed."""
         run_id = f"20260314T{len(self.started):02}0000Z-{len(self.started):06x}"
         self.started.append(run_id)
-        child = os.fork()
-        if child == 0:
-            try:
-                os._exit(0 if self._ends_well(start, run_id) else 1)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(2)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert code in (0, 1, KILLED), start
-        return code == 0
+        return child_ends_well(partial(self._start_here, start, run_id), start)
 
-    def _ends_well(self, start: Start, run_id: str) -> bool:
+    def _start_here(self, start: Start, run_id: str) -> None:
         os.environ["VLLM_QUALIFY_HOME"] = str(self.folder / start.host)
-        try:
-            self._qualify(FaultyStore(self.store, dict(start.faults), {}), run_id)
-        except QualifyError as error:
-            is_explained = bool(error.problem and error.remedy)
-        else:
-            return True
-        assert is_explained, start
-        return False
+        self._qualify(faulty(self.store, start.faults), run_id)
 
     def _qualify(self, store: Store, run_id: str) -> None:
         """As `qualify_cells` does."""
         run = start_run(self.whole.plan.model_copy(update={"run_id": run_id}))
         reuse_stages(run, store, Reuse())
-        for stage in lacking(run):
+        for stage in lacking_stages(run):
             self._measure(run, stage, store)
         if not run.stage("serve"):
             self._measure(run, "serve", store)
@@ -100,7 +85,7 @@ class World:
         report = self.whole.report().model_copy(update={"run_id": run_id, "plan": run.plan, "stages": run.stages()})
         publishing.publish_run(report, run, store)
 
-    def _measure(self, run: Run, name: Stage, store: Store) -> None:
+    def _measure(self, run: Run, name: StageName, store: Store) -> None:
         shutil.copytree(self.whole.evidence / name, run.evidence / name)
         (stage,) = (each for each in self.whole.stages() if each.stage == name)
         save_finished(run, stage.model_copy(update={"started_at": datetime.now(UTC)}))
@@ -122,12 +107,9 @@ class World:
                 assert hashlib.sha256(self.store.get(evidence_key(file))).hexdigest() == file.sha256
         # A published run's stages are not taken over: its release is then measured once more.
         for host in HOSTS:
-            lines = self._measured(host)
+            measured = self.folder / host / MEASURED
+            lines = measured.read_text().split() if measured.exists() else []
             assert all(lines.count(stage) <= 1 + len(manifests) for stage in lines), host
-
-    def _measured(self, host: str) -> list[str]:
-        file = self.folder / host / MEASURED
-        return file.read_text().split() if file.exists() else []
 
     def settle(self) -> None:
         """Each host starts once more, and now nothing fails."""

@@ -11,18 +11,18 @@ import pytest
 
 from infra.bench.passing import write_engine
 from tests.approval.builder import CELL, NOW, approved, made_key, publish_report
+from tests.builders.captured_runs import store_in
 from tests.faults.clock import clock, environment
 from tests.publish.conftest import moto_settings, moto_url, no_outer_settings, radosgw_url
 from tests.qualified import COMMAND
 from tests.recipes import small, write
-from tests.runs.test_runs import store_in
 from tests.s3 import BUCKET
 from vllm_qualify.approval.errors import FutureError
 from vllm_qualify.approval.layout import approval_key
 from vllm_qualify.approval.verify import Verified, verify, verify_file
 from vllm_qualify.errors import HostError
 from vllm_qualify.publish import store as stores
-from vllm_qualify.publish.store import present
+from vllm_qualify.publish.store import checked_now
 from vllm_qualify.publish.stores import open_store
 
 __all__ = ["moto_settings", "moto_url", "no_outer_settings", "radosgw_url"]
@@ -78,7 +78,7 @@ def test_the_clock_of_an_s3_store_is_that_of_its_answers(
     server: str, minutes: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(request.getfixturevalue(f"{server}_url"))
-    assert abs(present(store) - store.now()) < timedelta(seconds=10)
+    assert abs(checked_now(store) - store.now()) < timedelta(seconds=10)
     monkeypatch.setattr(Wrong, "AHEAD", timedelta(minutes=minutes))
     monkeypatch.setattr(stores, "datetime", Wrong)
     with pytest.raises(HostError, match=WRONG_CLOCK):

@@ -9,7 +9,7 @@ import pytest
 from tests.faults import jump_driver
 from tests.faults.clock import environment, jumping
 from vllm_qualify.evidence.load.problems import ClientUse
-from vllm_qualify.evidence.watched import problems, read_watched
+from vllm_qualify.evidence.watched import read_watched, watched_problems
 
 LOAD_S = 2 * jump_driver.HALF_S
 
@@ -29,5 +29,5 @@ def test_both_halves_of_a_load_were_watched(jump: str, tmp_path: Path) -> None:
     assert times[-1] - times[0] < 2 * LOAD_S
     of_each_half = [sum(begin <= time <= begin + LOAD_S / 2 for time in times) for begin in (last - LOAD_S, last - LOAD_S / 2)]
     assert min(of_each_half) >= 3, of_each_half
-    assert problems(tmp_path, last - LOAD_S, last, 1, None, every_s=LOAD_S) == []
+    assert watched_problems(tmp_path, last - LOAD_S, last) == []
     assert use.cores(last - LOAD_S, last) is not None

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import ADA, BOB_REJECTS, CELL, NEWER, NOW, RUN, VALID_DAYS, approved, publish_report
+from tests.builders.captured_runs import store_in
 from tests.faults.proxy import NetworkFault, network
 from tests.publish.conftest import no_outer_settings, use
 from tests.releases.conftest import docker_config
 from tests.releases.docker_registry import Registries, registries
-from tests.runs.test_runs import store_in
 from tests.s3 import Settings
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.errors import DecidedError, RevokedError
@@ -24,9 +24,8 @@ from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.releases import known
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import ImageSource
-from vllm_qualify.releases.upstream import available_at
+from vllm_qualify.releases.registry import available_at
+from vllm_qualify.releases.source import ImageSource, VersionRule
 
 __all__ = ["docker_config", "no_outer_settings"]
 
@@ -130,5 +129,5 @@ def _looked(store: Store, source: ImageSource, messages: list[str]) -> bool:
         return False
     for sighting in known.note_new(store, source, available, NOW, again_after_s=timedelta(days=1).total_seconds()):
         messages.append(sighting.identity)
-        known.emitted(store, source, sighting.key, NOW)
+        known.record_emission(store, source, sighting.key, NOW)
     return True

@@ -1,18 +1,16 @@
 """Which of two runs is newer is said by the store, whatever the clocks of the hosts that named them said."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.approval.builder import ADA, CELL, NOW, VALID_DAYS, made_key, publish_report
+from tests.builders.captured_runs import store_in
 from tests.publish.conftest import directory_url, no_outer_settings, radosgw_url, real_store
-from tests.runs.test_runs import store_in
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.errors import OvertakenError
 from vllm_qualify.approval.index import read_index, read_row
-from vllm_qualify.approval.layout import cell_index_key
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
@@ -86,36 +84,6 @@ def test_a_run_that_is_published_again_keeps_its_place(store: Store, tmp_path: P
     again = publish_report(store, tmp_path / "again", AHEAD)
     assert again.manifest_object == first.manifest_object
     assert is_newer(later, again)
-
-
-def without_numbers(store: Store, folder: Path) -> None:
-    """As an upgraded store of an earlier version: its manifests have no number, and its cells no counter."""
-    for key in (sequence_key(CELL), cell_index_key(CELL)):
-        (folder / key).unlink()
-    for path in folder.glob("reports/**/manifest.json"):
-        document = json.loads(path.read_text())
-        del document["sequence"]
-        path.unlink()
-        store.put_new(path.relative_to(folder).as_posix(), json.dumps(document).encode(), "application/json")
-
-
-def test_runs_of_earlier_versions_are_older_and_in_the_order_of_their_ids(
-    store: Store, key: PrivateKey, tmp_path: Path
-) -> None:
-    for run_id in (AHEAD, AFTER_IT):
-        publish_report(store, tmp_path / "runs", run_id, baseline)
-    without_numbers(store, tmp_path / "store")
-    newest = newest_baseline(store, CELL)
-    assert newest is not None
-    assert newest.run_id == AHEAD
-    fresh = publish_report(store, tmp_path / "runs", "20260314T094000Z-000002", baseline)
-    newest = newest_baseline(store, CELL)
-    assert newest is not None
-    assert newest.run_id == fresh.run_id
-    decided(store, fresh, key)
-    pointer = read_pointer(store, CELL)
-    assert pointer is not None
-    assert pointer.last.sequence == 1
 
 
 def test_no_two_of_sixteen_publishers_get_one_number(real_store: Store) -> None:

@@ -2,23 +2,22 @@
 
 import gzip
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 
 import pytest
 
+from tests.builders.dripping import dripping
 from tests.releases.conftest import docker_config
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.engine import hub
 from vllm_qualify.engine.hub import resolve_commit
 from vllm_qualify.errors import HostError
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 from vllm_qualify.releases import registry
 from vllm_qualify.releases.registry import AT_ONCE, MOST_PAGES, NEWEST_TAGS, releases_in
-from vllm_qualify.releases.rule import VersionRule, version_in
+from vllm_qualify.releases.source import VersionRule, version_in
 
 __all__ = ["docker_config"]
 
@@ -35,38 +34,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(module, name, seconds)
 
 
-@contextmanager
-def dripping(start: bytes, drop: bytes) -> Iterator[str]:
-    """A server on this machine that answers with `start`, and then with a drop, again and again. Its address."""
-    over = threading.Event()
-
-    def drip(connection: socket.socket) -> None:
-        # The client may go before the drops end.
-        with connection, suppress(OSError):
-            connection.recv(65536)
-            connection.sendall(start)
-            while not over.wait(0.1):
-                connection.sendall(drop)
-
-    def serve(listener: socket.socket) -> None:
-        while not over.is_set():
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            threading.Thread(target=drip, args=(connection,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.1)
-        thread = threading.Thread(target=serve, args=(listener,))
-        thread.start()
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            over.set()
-            thread.join()
-
-
 def tags(*names: object, link: str = "") -> Answer:
     headers = {"Link": f'<{link}>; rel="next"'} if link else {}
     return Answer(body=json.dumps({"name": REPOSITORY, "tags": list(names)}).encode(), headers=headers)
@@ -80,16 +47,12 @@ def error_of(answer: Callable[[Asked], Answer]) -> HostError:
 
 
 HEADERS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+BODY = HEADERS + b"Content-Length: 100000\r\n\r\n"
 
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
-    ("start", "drop"),
-    [
-        pytest.param(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ", id="body"),
-        pytest.param(HEADERS, b"X-More: 1\r\n", id="headers"),
-        pytest.param(b"", b"", id="silence"),
-    ],
+    ("start", "drop"), [(BODY, b" "), (HEADERS, b"X-More: 1\r\n"), (b"", b"")], ids=["body", "headers", "silence"]
 )
 def test_a_registry_that_drips_does_not_answer(start: bytes, drop: bytes) -> None:
     began_s = time.monotonic()
@@ -101,7 +64,7 @@ def test_a_registry_that_drips_does_not_answer(start: bytes, drop: bytes) -> Non
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_token_that_drips_is_given_up() -> None:
-    with dripping(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ") as tokens:
+    with dripping(BODY, b" ") as tokens:
         challenge = {"WWW-Authenticate": f'Bearer realm="http://{tokens}/token",service="s"'}
         error = error_of(lambda _: Answer(401, headers=challenge))
     assert (error.kind, error.retry) == ("registry-unreachable", True)
@@ -109,7 +72,7 @@ def test_a_token_that_drips_is_given_up() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 def test_a_hub_that_drips_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    with dripping(HEADERS + b"Content-Length: 100000\r\n\r\n", b" ") as address, pytest.raises(HostError) as raised:
+    with dripping(BODY, b" ") as address, pytest.raises(HostError) as raised:
         monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
         resolve_commit("org/name", None, "watch")
     assert raised.value.retry
@@ -165,19 +128,10 @@ def test_of_many_tags_the_newest_are_looked_at_several_at_a_time() -> None:
     assert 2 <= most <= AT_ONCE
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"tags": [1, 2]}',
-        b'{"tags": {"a": 1}}',
-        b'{"tags": "v1.0.0"}',
-        b"[]",
-        b"7",
-        b'{"tags": [null]}',
-        b'{"name": "a"}',
-        b"\xff",
-    ],
-)
+NO_TAGS = [b'{"tags": %s}' % tags for tags in (b"[1, 2]", b'{"a": 1}', b'"v1.0.0"', b"[null]")]
+
+
+@pytest.mark.parametrize("body", [*NO_TAGS, b"[]", b"7", b'{"name": "a"}', b"\xff"])
 def test_what_is_no_list_of_tags_is_reported(body: bytes) -> None:
     assert "not a list of tags" in error_of(lambda _: Answer(body=body)).problem
 
@@ -204,19 +158,21 @@ def test_a_number_of_thousands_of_digits_is_no_version() -> None:
 
 
 def test_a_call_in_time_gives_its_value_or_its_error() -> None:
-    assert within(5, lambda: 7) == 7
+    assert call_within(5, lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        within(5, lambda: 1 // 0)
+        call_within(5, lambda: 1 // 0)
     never = threading.Event()
-    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
-        within(0.05, never.wait)
-    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
-        within(0.05, lambda: within(60, never.wait))
-    with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
-        within(60, lambda: within(0.05, never.wait))
+    slow: list[Callable[[], object]] = [
+        lambda: call_within(0.05, never.wait),
+        lambda: call_within(0.05, lambda: call_within(60, never.wait)),
+        lambda: call_within(60, lambda: call_within(0.05, never.wait)),
+    ]
+    for call in slow:
+        with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
+            call()
     never.set()
 
 
 def test_a_call_within_one_that_ends_sooner_stays_in_its_thread() -> None:
-    inner, outer = within(5, lambda: (within(60, threading.get_ident), threading.get_ident()))
+    inner, outer = call_within(5, lambda: (call_within(60, threading.get_ident), threading.get_ident()))
     assert inner == outer != threading.get_ident()

@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 import tasks.decide
 import tasks.measure
-from flows.qualify import QualifyRelease, qualified
+from flows.qualify import run_qualification
 from infra.bench.passing import passing, write_bench_recipe, write_engine
 from tests.faults.away import Proxy
 from tests.publish.conftest import moto_settings, no_outer_settings
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.cli.commands import app
 from vllm_qualify.errors import CallerError, HostError, StoreError
-from vllm_qualify.evidence import accuracy, smoke
+from vllm_qualify.evidence import smoke
+from vllm_qualify.evidence.accuracy import lm_eval_process
 from vllm_qualify.evidence.load import client
 from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.publish.bundle import read_manifest
@@ -30,6 +31,7 @@ from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.home import runs_folder
 from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.request import QualifyRelease
 
 __all__ = ["moto_settings", "no_outer_settings"]
 
@@ -106,7 +108,7 @@ def test_a_run_whose_store_goes_away_goes_on_and_publishes_all_when_it_is_back(
     proxy: Proxy, request_: QualifyRelease, store: str
 ) -> None:
     with passing(), when(smoke, "measure_smoke", proxy.away.set), when(tasks.decide, "judge_run", proxy.away.clear):
-        (published,) = qualified(request_)
+        (published,) = run_qualification(request_)
     assert proxy.refused > 10, "each stage was tried more than once"
     assert {each.taken_from for each in published.run.stages()} == {None}
     assert_published(published, store)
@@ -116,7 +118,7 @@ def test_a_store_that_stays_away_ends_with_one_error_that_says_how_to_publish_la
     proxy: Proxy, request_: QualifyRelease, store: str
 ) -> None:
     with passing(), when(smoke, "measure_smoke", proxy.away.set), pytest.raises(StoreError) as raised:
-        qualified(request_)
+        run_qualification(request_)
     run = the_run()
     assert f"publish: {run.id} could not be published: the bucket {BUCKET}" in str(raised.value)
     message = re.search(r"vllm-qualify (publish \S+ --store \S+)$", raised.value.remedy)
@@ -141,17 +143,17 @@ def test_a_rerun_looks_into_the_folders_of_this_machine_first(proxy: Proxy, requ
     """The store had gone when accuracy was measured, and the run was broken off after that."""
 
     with passing():
-        prepare = accuracy.prepare_task
+        prepare = lm_eval_process.prepare_task
         with (
-            patch.object(accuracy, "prepare_task", lambda *each: _away_after(proxy, prepare(*each))),
+            patch.object(lm_eval_process, "prepare_task", lambda *each: _away_after(proxy, prepare(*each))),
             patch.object(client, "measure_load", breaks),
             pytest.raises(HostError, match="lost its power"),
         ):
-            qualified(request_)
+            run_qualification(request_)
         broken = the_run()
         assert not [key for key in listed(proxy, store) if key.startswith("stages/accuracy/")]
-        with patch.object(accuracy, "prepare_task", breaks):
-            (published,) = qualified(request_)
+        with patch.object(lm_eval_process, "prepare_task", breaks):
+            (published,) = run_qualification(request_)
     taken_from = {each.stage: each.taken_from for each in published.run.stages()}
     assert (taken_from["smoke"], taken_from["accuracy"], taken_from["load"]) == (broken.id, broken.id, None)
     assert_published(published, store)
@@ -173,7 +175,7 @@ def listed(proxy: Proxy, store: str) -> list[str]:
 @pytest.mark.usefixtures("proxy")
 def test_a_run_that_was_not_judged_is_not_published(request_: QualifyRelease) -> None:
     with passing(), patch.object(client, "measure_load", breaks), pytest.raises(HostError):
-        qualified(request_)
+        run_qualification(request_)
     run = the_run()
     with pytest.raises(CallerError, match=f"run {run.id} has not been judged") as raised:
         CliRunner().invoke(app, ["publish", run.id], catch_exceptions=False)
@@ -195,7 +197,7 @@ def test_no_stage_takes_less_than_no_time_where_the_clock_is_set_back(
     monkeypatch.setattr(tasks.measure, "datetime", SetBack)
     monkeypatch.setattr("vllm_qualify.evidence.stages.serve.datetime", SetBack)
     with passing():
-        (published,) = qualified(request_)
+        (published,) = run_qualification(request_)
     serve = stage(published.run, "serve")
     assert 0 < serve.duration_s < 600
     assert abs(serve.started_at - datetime.now(UTC)) < timedelta(hours=1)

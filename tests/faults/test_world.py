@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from infra.bench.passing import write_engine
+from tests.builders.captured_runs import judged, run
 from tests.ci import IN_CI
 from tests.prefect_server import write_database
 from tests.qualified import COMMAND
 from tests.recipes import small, write
-from tests.runs.test_runs import judged, run
-from tests.warm.commands import warm_run
-from vllm_qualify.engine.confinement import _homes
+from vllm_qualify.engine.confinement import _home_folders
 from vllm_qualify.runs import home as homes
 from vllm_qualify.runs.folder import Run
 
@@ -51,14 +50,7 @@ NO_SERVER = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
 
 
 def ended(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=HANGS_S, check=False)
 
 
 def assert_one_error(done: subprocess.CompletedProcess[str], message: str, remedy: str) -> None:
@@ -72,15 +64,15 @@ def assert_one_error(done: subprocess.CompletedProcess[str], message: str, remed
 @pytest.mark.thorough
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b'{"run_id": 7}'])
 @pytest.mark.parametrize("file", ["plan.json", "stages/load.json"])
-def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run, home: Path) -> None:
+def test_a_damaged_file_of_a_run_is_reported(file: str, damage: bytes, run: Run) -> None:
     (run.folder / file).write_bytes(damage)
-    assert_one_error(warm_run(home, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
+    assert_one_error(ended(COMMAND, "rejudge", run.id), f"{run.folder / file}: damaged", "delete the run's folder")
 
 
 @pytest.mark.thorough
-def test_a_report_is_shown_whatever_became_of_its_plans_file(run: Run, home: Path) -> None:
+def test_a_report_is_shown_whatever_became_of_its_plans_file(run: Run) -> None:
     (run.folder / "plan.json").write_bytes(b"{")
-    assert warm_run(home, "report", "show", run.id).returncode == 0
+    assert ended(COMMAND, "report", "show", run.id).returncode == 0
 
 
 def test_an_empty_home_is_the_usual_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +81,7 @@ def test_an_empty_home_is_the_usual_one(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     usual = tmp_path / "user" / ".vllm-qualify"
     assert homes.home() == usual
-    assert _homes()[1] == usual
+    assert _home_folders()[1] == usual
     assert homes.default_store_url() == f"file://{usual}/store"
 
 
@@ -131,7 +123,7 @@ def silent() -> Iterator[int]:
 def test_a_prefect_server_that_never_answers_is_reported(command: list[str], silent: int) -> None:
     url = f"http://127.0.0.1:{silent}/api"
     message = f"prefect: the server at {url} is not healthy: no answer within 10 s"
-    done = in_time(command, starting_s(command), PREFECT_API_URL=url)
+    done = in_time(command, starting_s(command), PREFECT_API_URL=url, PREFECT_API_REQUEST_TIMEOUT="10")
     assert_one_error(done, message, "start it, or correct PREFECT_API_URL")
 
 

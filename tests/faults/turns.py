@@ -2,13 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from threading import Condition, Thread, current_thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from vllm_qualify.publish.store import Store, Stored
+from tests.builders.wrapped_stores import Wrapped
+from vllm_qualify.publish.store import Store
 
 
 class Call(NamedTuple):
@@ -103,49 +103,30 @@ class Turns:
 Choice = Callable[[Turns, Sequence[Call]], Call]
 
 
-class View:
+class View(Wrapped):
     """A store as one process sees it: each call waits for its turn."""
 
     def __init__(self, store: Store, number: int, turns: Turns) -> None:
-        self._store, self._number, self._turns = store, number, turns
-        self._seen: dict[str, int] = {}
+        super().__init__(store)
+        self._number, self._turns, self._seen = number, turns, dict[str, int]()
+        for name in ("get", "exists", "keys", "read"):
+            setattr(self, name, self._in_turn(name))
 
-    @property
-    def url(self) -> str:
-        return self._store.url
+    def _in_turn(self, name: str) -> Callable[[str], Any]:
+        def call(key: str) -> Any:
+            self._turns.wait(Call(self._number, name, key))
+            if name == "read":
+                self._seen[key] = self._turns.swaps[key]
+            return getattr(self._store, name)(key)
 
-    def locate(self, key: str) -> str:
-        return self._store.locate(key)
+        return call
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._turns.wait(Call(self._number, "put_new", key, body))
-        self._store.put_new(key, body, content_type)
-
-    def get(self, key: str) -> bytes:
-        self._turns.wait(Call(self._number, "get", key))
-        return self._store.get(key)
-
-    def read(self, key: str) -> Stored:
-        self._turns.wait(Call(self._number, "read", key))
-        self._seen[key] = self._turns.swaps[key]
-        return self._store.read(key)
+        super().put_new(key, body, content_type)
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         self._turns.wait(Call(self._number, "swap", key, body, self._seen.get(key, 0)))
         self._turns.tried[self._number, key] += 1
-        self._store.swap(key, body, content_type, tag)
+        super().swap(key, body, content_type, tag)
         self._turns.swaps[key] += 1
-
-    def exists(self, key: str) -> bool:
-        self._turns.wait(Call(self._number, "exists", key))
-        return self._store.exists(key)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        self._turns.wait(Call(self._number, "keys", prefix))
-        return self._store.keys(prefix)
-
-    def now(self) -> datetime:
-        return self._store.now()
-
-    def check(self) -> None:
-        self._store.check()

@@ -5,18 +5,16 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
-from tests.fleet.service import POLL_S, ServiceError, kill
+from tests.fleet.service import POLL_S, Ended, ServiceError, kill
 from tests.s3 import Settings, settings_in
 
 SCRIPT = Path(__file__).parents[2] / "infra" / "postgresql.sh"
 
 
-class Postgres:
+class Postgres(Ended):
     """A server with one empty database of its own."""
 
     def __init__(self) -> None:
@@ -37,23 +35,7 @@ class Postgres:
     def log(self) -> Path:
         return self.folder / "postgresql" / "log"
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.end()
-
     def start(self) -> None:
-        """Start, on the same data and port as before, and wait until it answers.
-
-        Raises:
-            ServiceError: it does not; with the last lines of its log.
-        """
         started = subprocess.run([SCRIPT, "start", self.folder], capture_output=True, text=True, check=False)
         if started.returncode:
             raise ServiceError(started.stderr[-2000:])

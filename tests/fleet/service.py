@@ -28,7 +28,30 @@ class ServiceError(AssertionError):
     """A service did not start, or does not do what it was waited for; with its log's last lines."""
 
 
-class Service(ABC):
+class Ended(ABC):
+    """What runs within a block, from its start to its end."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start, on the same data and port as before, and wait until it is of use. Raises ServiceError if it is not."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Leave nothing of it running."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+class Service(Ended):
     """A Prefect process. Its log is appended to by every start."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -54,23 +77,7 @@ class Service(ABC):
     def is_ready(self) -> bool:
         """Whether the process that was started last is of use; asked again until it is."""
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.end()
-
     def start(self) -> None:
-        """Start, and wait until it is of use.
-
-        Raises:
-            ServiceError: it ended, or is of no use within its time.
-        """
         assert not self.is_running(), f"{self.name} runs already"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -91,11 +98,7 @@ class Service(ABC):
         self.wait_until(self.is_ready, "ready")
 
     def wait_until(self, check: Callable[[], bool], what: str, limit_s: float = START_LIMIT_S) -> None:
-        """Wait until `check` holds.
-
-        Raises:
-            ServiceError: it does not within `limit_s`, or the process ended.
-        """
+        """Wait until `check` holds. Raises ServiceError if it does not within `limit_s`, or the process ended."""
         deadline = time.monotonic() + limit_s
         while not check():
             if not self.is_running():

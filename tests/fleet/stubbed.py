@@ -1,7 +1,7 @@
 """`qualify_host` as a worker runs it, around stages that pass at once, and that wait where a test wants to kill something.
 
 In the folder HELD a file `hold-<stage>` makes that stage wait. `stages.log` tells which began, which were done, and in which
-flow run and process.
+flow run.
 """
 
 import os
@@ -19,11 +19,11 @@ from prefect.client.schemas.objects import State
 import tasks.approve
 import tasks.decide
 import tasks.measure
-from flows.qualify import QualifyHost
 from flows.qualify import qualify_host as real
 from infra.bench.passing import passing
-from vllm_qualify.evidence.stages import StageKind
+from vllm_qualify.evidence.stages.stage import Stage
 from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.request import QualifyHost
 
 HELD = "VLLM_QUALIFY_TEST_HELD"
 # As a worker tells the process of a flow run.
@@ -42,9 +42,9 @@ def qualify_host(request: QualifyHost) -> State[list[Published]]:
 
 @contextmanager
 def _watched() -> Iterator[None]:
-    run, serve = StageKind.run, vars(tasks.measure)["serve"]
+    record, serve = Stage.record, vars(tasks.measure)["serve"]
     wrapped: dict[tuple[Any, str], Callable[..., Any]] = {
-        (StageKind, "run"): lambda kind, *others: _signalled(kind.name, run, kind, *others),
+        (Stage, "record"): lambda stage, *others: _signalled(stage.name, record, stage, *others),
         (tasks.measure, "serve"): partial(_served, serve),
     }
     for stage, module, name in (
@@ -81,4 +81,4 @@ def _begun(stage: str) -> None:
 
 def _note(line: str) -> None:
     with (Path(os.environ[HELD]) / "stages.log").open("a") as log:
-        log.write(f"{line} {os.environ[RUN]} {os.getpid()}\n")
+        log.write(f"{line} {os.environ[RUN]}\n")

@@ -9,10 +9,12 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 COMPOSE, IMAGE, KUBERNETES = (ROOT / "infra" / name for name in ("compose", "image", "kubernetes"))
+ENGINE = IMAGE / "engine.Dockerfile"
 ENTRY_POINTS = ROOT / "deployments" / "prefect.yaml"
 GUIDE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 Document = dict[str, Any]
+Instruction = tuple[str, str]
 
 
 def documents(file: Path) -> list[Any]:
@@ -54,3 +56,31 @@ def pools_served(text: str) -> set[str]:
 def secrets_in(settings: Document) -> set[str]:
     """Names of settings that hold a secret."""
     return {name for name in settings if re.search(r"PASSWORD|SECRET_ACCESS_KEY|SECRET$|AUTH_STRING|PRIVATE_KEY$", name)}
+
+
+def prefect_version() -> str:
+    lock = (ROOT / "infra" / "requirements" / "orchestrator.txt").read_text(encoding="utf-8")
+    (version,) = re.findall(r"^prefect==(\S+)", lock, re.MULTILINE)
+    return str(version)
+
+
+def instructions(file: Path) -> list[Instruction]:
+    """Each with its continued lines as one; comments are left out, as Docker does."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [(word, " ".join(rest)) for word, *rest in (line.split() for line in whole if line.strip())]
+
+
+def instructions_of(file: Path, wanted: str) -> list[str]:
+    return [rest for word, rest in instructions(file) if word == wanted]
+
+
+def last_stage(file: Path) -> list[Instruction]:
+    lines = instructions(file)
+    start = max(index for index, (word, _) in enumerate(lines) if word == "FROM")
+    return lines[start:]
+
+
+def image_environment(file: Path) -> dict[str, str]:
+    pairs = [pair.split("=", 1) for word, rest in last_stage(file) if word == "ENV" for pair in rest.split()]
+    return dict(pairs)

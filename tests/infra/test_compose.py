@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ci import IN_CI
-from tests.infra.files import COMPOSE, ROOT, Document, deployments, document, pools_served, secrets_in, strings
+from tests.infra.files import COMPOSE, Document, deployments, document, pools_served, prefect_version, secrets_in, strings
 
 FLEET, HOST = COMPOSE / "compose.yaml", COMPOSE / "gpu-host.yaml"
 FILES = (FLEET, HOST)
@@ -109,12 +109,6 @@ def test_the_server_keeps_leases_on_a_volume_and_is_of_the_locked_version() -> N
     assert settings["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"] == "prefect.server.concurrency.lease_storage.filesystem"
     assert [volume for volume in server["volumes"] if volume.endswith(f":{settings['PREFECT_HOME']}")]
     assert server["image"].partition("@")[0] == f"prefecthq/prefect:{prefect_version()}-python3.11"
-
-
-def prefect_version() -> str:
-    lock = (ROOT / "infra" / "requirements" / "orchestrator.txt").read_text(encoding="utf-8")
-    (version,) = re.findall(r"^prefect==(\S+)", lock, re.MULTILINE)
-    return str(version)
 
 
 def test_workers_serve_pools_that_have_deployments() -> None:

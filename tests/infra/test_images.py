@@ -7,39 +7,14 @@ from pathlib import Path
 import pytest
 
 from infra import lock_images
-from tests.infra.files import COMPOSE, IMAGE, ROOT, document
+from tests.infra.files import COMPOSE, ENGINE, IMAGE, ROOT, document, image_environment, instructions_of, last_stage
 from tests.releases.docker_registry import registries
 from vllm_qualify.engine.confinement import NO_STATISTICS
 from vllm_qualify.errors import CallerError
 
 FILES = sorted(IMAGE.glob("*Dockerfile"))
-ENGINE = IMAGE / "engine.Dockerfile"
 REQUIREMENTS = ROOT / "infra" / "requirements"
 parametrized = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-
-Instruction = tuple[str, str]
-
-
-def instructions(file: Path) -> list[Instruction]:
-    """Each with its continued lines as one; comments are left out, as Docker does."""
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
-    whole = "\n".join(lines).replace("\\\n", " ").splitlines()
-    return [(word, " ".join(rest)) for word, *rest in (line.split() for line in whole if line.strip())]
-
-
-def of(file: Path, wanted: str) -> list[str]:
-    return [rest for word, rest in instructions(file) if word == wanted]
-
-
-def last_stage(file: Path) -> list[Instruction]:
-    lines = instructions(file)
-    start = max(index for index, (word, _) in enumerate(lines) if word == "FROM")
-    return lines[start:]
-
-
-def environment(file: Path) -> dict[str, str]:
-    pairs = [pair.split("=", 1) for word, rest in last_stage(file) if word == "ENV" for pair in rest.split()]
-    return dict(pairs)
 
 
 def test_there_are_both() -> None:
@@ -49,8 +24,8 @@ def test_there_are_both() -> None:
 @parametrized
 def test_every_base_image_is_an_argument_or_a_stage(file: Path) -> None:
     """So it is pinned where `infra.lock_images` looks, and can be replaced."""
-    arguments = {argument.split("=", 1)[0] for argument in of(file, "ARG")}
-    for base in of(file, "FROM"):
+    arguments = {argument.split("=", 1)[0] for argument in instructions_of(file, "ARG")}
+    for base in instructions_of(file, "FROM"):
         assert re.fullmatch(r"\$\{(\w+_IMAGE)\}", base.split()[0]), base
         assert base.split()[0][2:-1] in arguments
 
@@ -61,7 +36,7 @@ STILL_TO_BE_PINNED = {"vllm/vllm-openai:v0.32.0", "prefecthq/prefect:3.8.8-pytho
 
 def images() -> list[str]:
     """All that the Dockerfiles and the Compose files name, but for what is built here."""
-    arguments = [argument for file in FILES for argument in of(file, "ARG") if re.match(r"\w+_IMAGE=", argument)]
+    arguments = [argument for file in FILES for argument in instructions_of(file, "ARG") if re.match(r"\w+_IMAGE=", argument)]
     services = [service for file in sorted(COMPOSE.glob("*.yaml")) for service in document(file)["services"].values()]
     named = [*(argument.split("=", 1)[1] for argument in arguments), *(each["image"] for each in services if "image" in each)]
     return [name for name in named if name != "${VLLM_QUALIFY_IMAGE:-vllm-qualify:local}"]
@@ -118,7 +93,7 @@ def test_the_image_runs_as_a_user_with_a_number(file: Path) -> None:
 
 @parametrized
 def test_packages_are_the_locks_alone(file: Path) -> None:
-    installs = [part for run in of(file, "RUN") for part in run.split("&&") if re.search(r"pip install", part)]
+    installs = [part for run in instructions_of(file, "RUN") for part in run.split("&&") if re.search(r"pip install", part)]
     assert any("--requirement infra/requirements/orchestrator.txt" in part for part in installs)
     for part in installs:
         assert "--no-deps" in part, part
@@ -133,7 +108,9 @@ def test_what_is_copied_is_there_and_is_let_through(file: Path) -> None:
         if not line.startswith("#")
     ]
     assert ignored == "*"
-    sources = [source for copy in of(file, "COPY") if not copy.startswith("--from") for source in copy.split()[:-1]]
+    sources = [
+        source for copied in instructions_of(file, "COPY") if not copied.startswith("--from") for source in copied.split()[:-1]
+    ]
     assert {"vllm_qualify", "tasks", "flows", "deployments", "pyproject.toml"} <= set(sources)
     for source in sources:
         assert (ROOT / source).exists(), source
@@ -146,7 +123,7 @@ def test_nothing_phones_home(file: Path) -> None:
     needed = {name: value for name, value in NO_STATISTICS.items() if file == ENGINE or not name.startswith("VLLM_")}
     if file == ENGINE:
         needed.pop("PREFECT_SERVER_ANALYTICS_ENABLED")
-    assert needed.items() <= environment(file).items()
+    assert needed.items() <= image_environment(file).items()
 
 
 @parametrized
@@ -161,7 +138,7 @@ def test_vllms_entry_point_is_taken_away() -> None:
 
 def test_the_engines_folder_has_the_form_that_is_looked_for() -> None:
     """`find_engine` wants bin/vllm and bin/python."""
-    folder = environment(ENGINE)["VLLM_QUALIFY_ENGINE"]
+    folder = image_environment(ENGINE)["VLLM_QUALIFY_ENGINE"]
     (made,) = [rest for word, rest in last_stage(ENGINE) if word == "RUN"]
     assert f"{folder}/bin/${{program%3}}" in made
     assert "for program in vllm python3" in made

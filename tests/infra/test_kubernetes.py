@@ -12,10 +12,18 @@ from prefect.utilities.schema_tools.validation import is_valid, is_valid_schema
 from prefect.utilities.templating import apply_values, find_placeholders
 
 from infra.kubernetes.job_templates import CPU_POOL, GPU_RESOURCE, POOLS, job_template
-from tests.infra.files import KUBERNETES, Document, deployments, document, documents, strings
-from tests.infra.test_compose import prefect_version
-from tests.infra.test_images import ENGINE, environment
-from vllm_qualify.engine.gpu import gpu_type_of
+from tests.infra.files import (
+    ENGINE,
+    KUBERNETES,
+    Document,
+    deployments,
+    document,
+    documents,
+    image_environment,
+    prefect_version,
+    strings,
+)
+from vllm_qualify.engine.gpu_products import gpu_type_of
 from vllm_qualify.recipe.gpu_types import POOL_PRODUCTS
 
 DIGEST = "registry.example.com/vllm-qualify-engine@sha256:" + "0" * 64
@@ -97,7 +105,7 @@ def test_a_deployment_asks_for_fewer_gpus_and_another_product_as_numbers_and_nam
 def test_volumes_are_mounted_where_the_image_looks(pool: str) -> None:
     pod = pod_of(rendered(pool))
     mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
-    image = environment(ENGINE)
+    image = image_environment(ENGINE)
     assert mounts == {"shm": "/dev/shm", "models": image["HF_HOME"], "home": image["VLLM_QUALIFY_HOME"]}
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
     assert next(volume for volume in pod["volumes"] if volume["name"] == "shm")["emptyDir"]["medium"] == "Memory"

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 
 from infra import reference_docs
 from infra.reference_docs import FOLDER, PAGES, form, kinds_of, main, plural, stale, unit, words
-from tests.test_tutorial import leads_somewhere
+from tests.builders.links import leads_somewhere
 from vllm_qualify.judge.verdict import WORST_FIRST
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.searches import Sweep
 from vllm_qualify.recipe.serving import Variant
 from vllm_qualify.recipe.values import Count, Name, Share, Text
-from vllm_qualify.recipe.workload import Sweep
 from vllm_qualify.report.model import Report
 
 WRITTEN = {name: (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in PAGES}

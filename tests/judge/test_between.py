@@ -14,33 +14,43 @@ from vllm_qualify.judge.between import (
     NO_SPREAD,
     POINTS,
     Assumed,
-    Between,
     Spread,
     StartMean,
     is_unlike,
-    likely,
+    possible_variances,
     reach,
     spread,
 )
+from vllm_qualify.plan.cell import Between, BetweenStarts
 
 USUAL = Assumed(0.01)
 
 
-def between(variance: float, noise: float = 0.0, freedom: float = 5.0, runs: int = 1) -> Between:
-    return Between(variance=variance, noise=noise, freedom=freedom, runs=runs)
+def make_between(variance: float, noise: float = 0.0, freedom: float = 5.0) -> Between:
+    return Between(variance=variance, noise=noise, freedom=freedom)
 
 
 def test_what_noise_explains_is_no_part_of_it() -> None:
-    assert between(5.0, 2.0).part == 3
-    assert between(2.0, 5.0).part == 0
+    assert make_between(5.0, 2.0).part == 3
+    assert make_between(2.0, 5.0).part == 0
 
 
 @pytest.mark.parametrize(
-    "changed", [{"variance": -1.0}, {"noise": -1.0}, {"freedom": 0.0}, {"variance": math.inf}, {"runs": 0}]
+    "changed",
+    [
+        {"variance": -1.0},
+        {"noise": -1.0},
+        {"freedom": 0.0},
+        {"variance": math.inf},
+        {"variance": math.nan},
+        {"freedom": math.inf},
+        {"of": "week"},
+    ],
 )
-def test_an_impossible_variance_is_refused(changed: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        Between.model_validate({"variance": 1.0, "noise": 0.0, "freedom": 1.0} | changed)
+def test_an_impossible_history_is_no_part_of_a_plan(changed: dict[str, object]) -> None:
+    about = {"label": "ttft_p50_ms", "variance": 1.0, "noise": 0.0, "freedom": 1.0, "runs": ["earlier"]}
+    with pytest.raises(ValidationError, match="1 validation error"):
+        BetweenStarts.model_validate(about | changed)
 
 
 def mean(found: Spread) -> float:
@@ -88,15 +98,15 @@ def test_the_starts_of_two_builds_count_each_around_its_own_mean() -> None:
 
 
 def test_a_history_that_is_alike_counts_and_a_long_one_no_more() -> None:
-    nothing, calm = mean(spread(USUAL, [])), between(1e-6, 0.0, 10.0)
-    assert mean(spread(USUAL, [], calm)) < nothing / 5
+    nothing, calm = mean(spread(USUAL, [])), make_between(1e-6, 0.0, 10.0)
+    assert mean(spread(USUAL, [], calm)) < nothing / 2
     longer = calm.model_copy(update={"freedom": 1000.0})
     assert mean(spread(USUAL, [], longer)) == mean(spread(USUAL, [], calm.model_copy(update={"freedom": MOST_FROM_HISTORY})))
 
 
 @pytest.mark.parametrize(
     ("history", "shown"),
-    [(between(1e-6, 0.0, 20.0), starts(0, 0.03, -0.03)), (between(1e-2, 0.0, 20.0), starts(0, 1e-4, -1e-4, 1e-4))],
+    [(make_between(1e-6, 0.0, 20.0), starts(0, 0.03, -0.03)), (make_between(1e-2, 0.0, 20.0), starts(0, 1e-4, -1e-4, 1e-4))],
     ids=["of calmer starts", "of wilder starts"],
 )
 def test_a_history_that_the_starts_are_unlike_is_dropped(history: Between, shown: list[StartMean]) -> None:
@@ -105,7 +115,7 @@ def test_a_history_that_the_starts_are_unlike_is_dropped(history: Between, shown
 
 
 def test_a_history_without_any_difference_is_unlike_starts_that_differ() -> None:
-    none = between(0.0, 0.0, 5.0)
+    none = make_between(0.0, 0.0, 5.0)
     assert is_unlike([starts(0, 0.01, noise=0.0)], none)
     assert not is_unlike([starts(0, 0, noise=0.0)], none)
 
@@ -127,7 +137,7 @@ def test_a_chance_that_is_none_is_refused(alpha: float) -> None:
 @given(variance=st.floats(1e-6, 1e3), freedom=st.floats(3, 200))
 def test_likely_variances_have_the_mean_of_their_distribution(variance: float, freedom: float) -> None:
     """That of s²·f/χ² is s²·f/(f - 2)."""
-    values, chances = likely(variance, freedom, 4096)
+    values, chances = possible_variances(variance, freedom, 4096)
     assert chances.sum() == pytest.approx(1)
     assert float(values @ chances) == pytest.approx(variance * freedom / (freedom - 2), rel=0.1)
 

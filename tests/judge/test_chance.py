@@ -8,8 +8,7 @@ import pytest
 from scipy import special
 
 from tests.approval.builder import NEWER, OLDER, RUN, made_key, of_variant, publish_report, with_gate
-from tests.attacks.test_chain import FEW, WIDE
-from tests.chained import ANCHOR, BASELINE, OWN, Cell, document
+from tests.chained import ANCHOR, BASELINE, FEW, OWN, WIDE, Cell, document
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import critical_values
 from vllm_qualify.judge.chance import LEAST, NEAR, CellChance, p_of_cell, p_value, refusals
@@ -19,7 +18,7 @@ from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.recipe.gates import Verdict, Waiver, gate_of
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.refusals import lines
+from vllm_qualify.report.refusals import refusal_lines
 from vllm_qualify.runs.publishing import chances, note_attempt
 
 # Benjamini & Hochberg 1995, section 4.1: fifteen hypotheses, of which their procedure rejects four at 5 %.
@@ -101,7 +100,7 @@ def test_those_of_a_comparison_say_how_sure_the_loss_is(cell: Cell) -> None:
     assert by_loss[24][0] == "fail"
     known = [p for _, p in by_loss.values() if p is not None]
     assert known == sorted(known, reverse=True)
-    assert ANCHOR in {gate.label for gate in cell.plan(40).judged}
+    assert ANCHOR in {gate.label for gate in cell.plan(40).judged_gates}
 
 
 # --- of a cell
@@ -140,17 +139,13 @@ def test_what_stands_out_is_what_benjamini_and_hochberg_published() -> None:
     refused_cells = refusals(cells(*PUBLISHED))
     assert [cell.p_value for cell in refused_cells.standing_out] == list(PUBLISHED[:4])
     assert [cell.p_value for cell in refused_cells.perhaps_chance] == list(PUBLISHED[4:])
-    assert refused_cells.judged == 15
-    assert refused_cells.by_chance == pytest.approx(0.75)
+    assert (refused_cells.judged, refused_cells.by_chance) == pytest.approx((15, 0.75))
 
 
 def test_only_refused_cells_stand_out_and_invalid_ones_do_not_count() -> None:
     refused_cells = refusals([*cells(0.001), *cells(1.0, 1.0, verdict="pass"), *cells(None, verdict="invalid")])
-    assert (refused_cells.judged, [cell.cell for cell in refused_cells.standing_out], refused_cells.perhaps_chance) == (
-        3,
-        ["cell-0"],
-        [],
-    )
+    assert [cell.cell for cell in refused_cells.standing_out] == ["cell-0"]
+    assert (refused_cells.judged, refused_cells.perhaps_chance) == (3, [])
     assert refusals([]).judged == 0
 
 
@@ -187,8 +182,9 @@ def test_real_losses_stand_out_among_what_chance_refuses() -> None:
 
 def test_a_release_manager_is_reported_what_to_try_again() -> None:
     refused_cells = refusals([*cells(1e-6, 0.04), *cells(*[1.0] * 198, verdict="pass")])
-    assert lines(refused_cells) == [
-        "2 of 200 judged cells are refused; of as many that meet all their bounds, chance alone refuses at most 10 on average",
+    assert refusal_lines(refused_cells) == [
+        "2 of 200 judged cells are refused; of as many that lost nothing and meet all their bounds, "
+        "chance alone refuses at most 10 on average",
         "  stands out: cell-0 (p 1e-06)",
         "  may be chance, and is worth another try: cell-1 (p 0.04)",
         "  of those that stand out, at most 5\N{NO-BREAK SPACE}% are chance, on average",
@@ -196,8 +192,8 @@ def test_a_release_manager_is_reported_what_to_try_again() -> None:
 
 
 def test_without_a_refusal_or_with_one_cell_nothing_is_reported() -> None:
-    assert lines(refusals(cells(1.0, 1.0, verdict="pass"))) == []
-    assert lines(refusals(cells(1e-9))) == []
+    assert refusal_lines(refusals(cells(1.0, 1.0, verdict="pass"))) == []
+    assert refusal_lines(refusals(cells(1e-9))) == []
 
 
 def test_the_newest_run_of_each_cell_counts_of_those_that_hosts_made(tmp_path: Path) -> None:

@@ -7,22 +7,9 @@ import pytest
 from great_expectations.render.view import DefaultJinjaPageView
 from jinja2 import Environment
 
-from vllm_qualify.evidence.measurement import Interval, Measurement
+from tests.builders.scores import GATE, MEASURED
 from vllm_qualify.judge.data_docs import InMemory, PageView
 from vllm_qualify.judge.expectations import judge
-from vllm_qualify.recipe.gates import gate_of
-
-GATE = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.5, unit="fraction")
-MEASURED = Measurement(
-    metric="exact_match",
-    task="gsm8k",
-    filter="strict-match",
-    value=0.9,
-    interval=Interval(lower=0.8, upper=0.95),
-    unit="fraction",
-    sample_count=100,
-    source="results.json",
-)
 
 
 def page(folder: Path) -> str:

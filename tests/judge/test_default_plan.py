@@ -8,19 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.evidence.test_load import CAPTURED, change, copy_repeat, scale
-from tests.judge.test_compare import LOAD, in_turns, worsening_gate
+from tests.builders.comparisons import LOAD, in_turns, parse_loads, worsening_gate
+from tests.builders.loads import CAPTURED, change, copy_repeat, scale
 from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.load import result
-from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.stages import parse_unfinished
-from vllm_qualify.judge.compare import compare
+from vllm_qualify.judge.compare.gates import compare
 from vllm_qualify.judge.stopping import another_start, load_undecided, start_undecided
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate, gate_of
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.recipe import Serving
-from vllm_qualify.recipe.workload import Load
 
 UNCHANGED, SLOWER = 13, 12
 # The standard deviation of the logarithm of a repeat's time, on either side of a pair.
@@ -65,10 +63,6 @@ class Machine:
         change(folder, number, ttfts=ttfts, start_times=[at + 1e6 * start for at in message["start_times"]])
 
 
-def measured(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    return [*parse_unfinished("load", plan, evidence), *parse_unfinished("starts", plan, evidence)]
-
-
 def run_first_load(plan: CellPlan, machine: Machine) -> None:
     """As `tasks.measure` does."""
     for number in range(1, plan.load.looks[-1] + 1):
@@ -79,7 +73,7 @@ def run_first_load(plan: CellPlan, machine: Machine) -> None:
 
 def run_start(plan: CellPlan, machine: Machine, number: int, gates: list[Gate]) -> None:
     """As `tasks.starts` does."""
-    so_far = measured(plan, machine.evidence)
+    so_far = parse_loads(plan, machine.evidence)
     looks = starts.plan_of(plan, machine.evidence, number).load.looks
     for repeat in range(1, looks[-1] + 1):
         machine.repeat(number, repeat)
@@ -87,14 +81,14 @@ def run_start(plan: CellPlan, machine: Machine, number: int, gates: list[Gate]) 
             return
 
 
-def ended(plan: CellPlan, machine: Machine) -> tuple[str, int]:
+def end_run(plan: CellPlan, machine: Machine) -> tuple[str, int]:
     """The verdict of a whole run on its load, and the number of its starts."""
     run_first_load(plan, machine)
     number = starts.FIRST
-    while gates := another_start(plan, machine.evidence, measured(plan, machine.evidence)):
+    while gates := another_start(plan, machine.evidence, parse_loads(plan, machine.evidence)):
         number += 1
         run_start(plan, machine, number, gates)
-    rows = measured(plan, machine.evidence)
+    rows = parse_loads(plan, machine.evidence)
     compared = compare(plan, machine.evidence, rows)
     assert [row.invalid_because for row in compared] == [None] * 2
     known = [*rows, *compared]
@@ -104,7 +98,7 @@ def ended(plan: CellPlan, machine: Machine) -> tuple[str, int]:
 
 
 def ended_all(folder: Path, slower: float, runs: int) -> list[tuple[str, int]]:
-    return [ended(PLAN, Machine(folder / str(seed) / "evidence", slower, seed)) for seed in range(runs)]
+    return [end_run(PLAN, Machine(folder / str(seed) / "evidence", slower, seed)) for seed in range(runs)]
 
 
 @pytest.mark.thorough
@@ -121,7 +115,7 @@ def test_unchanged_loads_pass_and_slower_ones_fail_in_a_new_store(tmp_path: Path
 
 
 def test_a_load_that_passes_in_files_is_started_again_first(tmp_path: Path) -> None:
-    verdict, number = ended(PLAN, Machine(tmp_path / "evidence", 0.0, 0))
+    verdict, number = end_run(PLAN, Machine(tmp_path / "evidence", 0.0, 0))
     assert verdict == "pass"
     assert 1 < number < PLAN.starts
     first = [path.name for path in (tmp_path / "evidence" / "load").glob("bench-*.json")]

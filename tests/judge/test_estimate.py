@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.test_load import CAPTURED
-from tests.judge.test_compare import cell_plan, keep_history, server_plan
+from tests.builders.comparisons import cell_plan, keep_history, server_plan
+from tests.builders.loads import CAPTURED
 from vllm_qualify.evidence.load.client import Made
-from vllm_qualify.judge.estimate import after, line_before, line_before_accuracy, taken
+from vllm_qualify.judge.estimate import cost_in_words, line_after_repeat, line_before_accuracy, line_before_load
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.workload import Accuracy, Load
+from vllm_qualify.recipe.load import Load
 
 LOAD = Load(input_len=1024, output_len=1000, max_concurrency=100, num_prompts=1280, num_warmups=20)
 THROUGHPUT = gate_of(metric="output_throughput_tok_s", minimum=10_000, unit="tok/s")
@@ -36,16 +37,16 @@ def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5
     ],
 )
 def test_time_is_reported_in_minutes_of_the_machine_and_of_all_its_gpus(seconds: tuple[float, ...], message: str) -> None:
-    assert taken(plan(), *seconds) == message
+    assert cost_in_words(plan(), *seconds) == message
 
 
 def test_in_turns_the_gpus_of_both_servers_count() -> None:
-    assert taken(plan(beside=2), 600.0) == "10 min, 60 GPU-min, $2.50"
+    assert cost_in_words(plan(beside=2), 600.0) == "10 min, 60 GPU-min, $2.50"
 
 
 def test_without_gpus_or_a_price_nothing_is_reported_of_them() -> None:
-    assert taken(plan(gpus=0), 600.0) == "10 min, $0.42"
-    assert taken(plan(gpus=0, price=None), 600.0) == "10 min"
+    assert cost_in_words(plan(gpus=0), 600.0) == "10 min, $0.42"
+    assert cost_in_words(plan(gpus=0, price=None), 600.0) == "10 min"
 
 
 @pytest.mark.parametrize(
@@ -57,17 +58,17 @@ def test_without_gpus_or_a_price_nothing_is_reported_of_them() -> None:
     ],
 )
 def test_before_the_first_repeat_the_gates_say_how_long_it_may_take(tmp_path: Path, gates: list[Gate], seconds: int) -> None:
-    times = taken(plan(), 3 * seconds, 10 * seconds)
+    times = cost_in_words(plan(), 3 * seconds, 10 * seconds)
     expected = f"load: 3 to 10 repeats of about {seconds} s, if as fast as its gates demand: {times}"
-    assert line_before(plan(*gates), tmp_path) == expected
+    assert line_before_load(plan(*gates), tmp_path) == expected
 
 
 def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
-    assert "of about 260 s" in line_before(plan(THROUGHPUT, beside=4), tmp_path)
+    assert "of about 260 s" in line_before_load(plan(THROUGHPUT, beside=4), tmp_path)
 
 
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
-    message = line_before(plan(TTFT, time_budget_s=900.0), tmp_path)
+    message = line_before_load(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
     assert message == f"load: 3 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
 
@@ -84,11 +85,11 @@ def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, start
     compared = gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction")
     for gates, expected in (((THROUGHPUT, compared), message), ((THROUGHPUT,), "")):
         planned = plan(*gates, repeats=repeats, most_repeats=10).model_copy(update={"starts": starts})
-        assert line_before(planned, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
+        assert line_before_load(planned, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
 
 
 def test_a_single_repeat_is_one(tmp_path: Path) -> None:
-    assert line_before(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
+    assert line_before_load(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
 
 
 @pytest.mark.parametrize(("clients", "message"), [(4, "as fast as the baseline"), (8, "the first one will show")])
@@ -97,13 +98,13 @@ def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path,
     plan = cell_plan([TTFT])
     load = plan.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
     # 84 replies of 8 tokens at 513 tokens a second
-    assert message in line_before(plan.model_copy(update={"load": load}), tmp_path)
+    assert message in line_before_load(plan.model_copy(update={"load": load}), tmp_path)
     if clients == 4:
-        assert "of about 1 s" in line_before(plan.model_copy(update={"load": load}), tmp_path)
+        assert "of about 1 s" in line_before_load(plan.model_copy(update={"load": load}), tmp_path)
 
 
 def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
-    assert "the first one will show" in line_before(cell_plan([TTFT]), tmp_path)
+    assert "the first one will show" in line_before_load(cell_plan([TTFT]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,34 +125,30 @@ def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_after_the_first_repeat_and_at_each_look_it_is_reported_again(made: Made, message: str | None) -> None:
-    assert after(plan(), made) == message
+    assert line_after_repeat(plan(), made) == message
 
 
 def test_a_first_repeat_that_is_a_look_tells_what_is_undecided() -> None:
-    message = after(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
+    message = line_after_repeat(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
     assert message == (
         "load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: 102 min, 408 GPU-min, $17.00; within time_budget_s 900"
     )
 
 
-def asked(task: str, repetitions: int, **settings: Any) -> TaskPlan:
+def plan_task(task: str, repetitions: int, **settings: Any) -> TaskPlan:
     accuracy = Accuracy(task=task, num_questions=1000, max_gen_toks=200, **settings)
     return TaskPlan(settings=accuracy, num_concurrent=8, repetitions=repetitions, sequential=True)
 
 
 def test_before_the_first_question_it_says_how_many_answers_there_may_be(tmp_path: Path) -> None:
-    tasks = [asked("gsm8k", 1), asked("aime25", 8, sampling="model", samples_per_question=4)]
+    tasks = [plan_task("gsm8k", 1), plan_task("aime25", 8, sampling="model", samples_per_question=4)]
     line = line_before_accuracy(plan(THROUGHPUT).model_copy(update={"accuracy": tasks}), tmp_path)
-    assert line == (
-        "accuracy: gsm8k 1,000 answers of up to 200 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
-        " 1,800,000 tokens"
-    )
-    own = [each.model_copy(update={"settings": Accuracy(task=each.name, num_questions=1000)}) for each in tasks[:1]]
-    line = line_before_accuracy(plan(THROUGHPUT).model_copy(update={"accuracy": [*own, tasks[1]]}), tmp_path)
-    assert line == (
-        "accuracy: gsm8k 1,000 answers of up to 256 tokens, aime25 4,000 to 8,000 answers of up to 200 tokens; at most"
-        " 1,856,000 tokens, or more if gsm8k has a longer reply of its own"
-    )
+    second = "aime25 4,000 to 8,000 answers of up to 200 tokens"
+    assert line == f"accuracy: gsm8k 1,000 answers of up to 200 tokens, {second}; at most 1,800,000 tokens"
+    own = tasks[0].model_copy(update={"settings": Accuracy(task="gsm8k", num_questions=1000)})
+    line = line_before_accuracy(plan(THROUGHPUT).model_copy(update={"accuracy": [own, tasks[1]]}), tmp_path)
+    most = "1,856,000 tokens, or more if gsm8k has a longer reply of its own"
+    assert line == f"accuracy: gsm8k 1,000 answers of up to 256 tokens, {second}; at most {most}"
     keep_history(tmp_path, CAPTURED)
     compared = cell_plan([TTFT])
     alike = {"accuracy": tasks[:1], "load": compared.load.model_copy(update={"max_concurrency": 4, "num_prompts": 80})}

@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.judge.test_compare import CPU, RUN, against, cell_plan, task_plan
+from tests.builders.comparisons import CPU, RUN, against, cell_plan, task_plan
 from tests.lm_eval_files import CAPTURED as ANSWERED
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.stages import MACHINE, parse, parse_unfinished, scores_alike
-from vllm_qualify.judge.compare import compare, likelihood_differs, not_established
+from vllm_qualify.evidence.stages.likelihood import LIKELIHOOD
+from vllm_qualify.evidence.stages.stage import MACHINE
+from vllm_qualify.evidence.stages.table import parse, parse_unfinished
+from vllm_qualify.judge.compare.enough import not_established
+from vllm_qualify.judge.compare.gates import compare
+from vllm_qualify.judge.compare.settings import likelihood_differs
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
+from vllm_qualify.recipe.accuracy import Accuracy, Likelihood
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.workload import Accuracy, Likelihood
 
 CAPTURED = Path(__file__).parents[1] / "evidence" / "captured" / "likelihood"
 TEXTS = CAPTURED / "given-texts.jsonl"
@@ -65,18 +69,18 @@ def sums(folder: Path, file: str = "answers.jsonl") -> tuple[float, int, list[st
     return nll, tokens, first
 
 
-def compared(plan: CellPlan, evidence: Path) -> list[Measurement]:
+def compare_likelihoods(plan: CellPlan, evidence: Path) -> list[Measurement]:
     return compare(plan, evidence, parse_unfinished("likelihood", plan, evidence))
 
 
 def verdict(gate: Gate, evidence: Path) -> GateVerdict:
     plan = plan_of(gate)
-    (gate_verdict,) = judge(plan.judged, compared(plan, evidence), "one").gates
+    (gate_verdict,) = judge(plan.judged_gates, compare_likelihoods(plan, evidence), "one").gates
     return gate_verdict
 
 
 def reason(gate: Gate, evidence: Path, plan: CellPlan | None = None) -> str:
-    (comparison,) = compared(plan or plan_of(gate), evidence)
+    (comparison,) = compare_likelihoods(plan or plan_of(gate), evidence)
     assert comparison.value is None
     return comparison.invalid_because or ""
 
@@ -95,7 +99,7 @@ def test_the_stage_measures_all_of_them(evidence: Path) -> None:
 def test_the_increase_and_the_agreement_are_those_of_the_replies(file: str, evidence: Path) -> None:
     of = "answer" if file.startswith("answers") else "text"
     plan = plan_of(increase(f"{of}_nll_nat_per_tok"), agreement(f"{of}_top1_share"))
-    gained, agreed = compared(plan, evidence)
+    gained, agreed = compare_likelihoods(plan, evidence)
     then, tokens, before = sums(evidence / "baseline" / "likelihood", file)
     now, _, after = sums(evidence / "likelihood", file)
     assert gained.value == pytest.approx((now - then) / tokens)
@@ -157,7 +161,7 @@ def test_another_tokenizer_is_reported(evidence: Path) -> None:
 def test_another_context_is_compared(evidence: Path) -> None:
     """Of a chat, a server's own template comes before the answer: what a changed one does to the answer is to be seen."""
     rewrite(evidence / "likelihood" / "answers.jsonl", lambda lines: lines[0]["tokens"].__setitem__(2, 700))
-    (comparison,) = compared(plan_of(), evidence)
+    (comparison,) = compare_likelihoods(plan_of(), evidence)
     assert comparison.value is not None
 
 
@@ -228,17 +232,17 @@ def test_of_a_baseline_that_scored_fewer_answers_just_these_are_compared(evidenc
     for where in ("likelihood", "baseline/likelihood"):
         rewrite(evidence / where / "answers.jsonl", lambda lines: lines.__delitem__(slice(5, None)))
     fewer = against(plan_of(), likelihood=SCORED.model_copy(update={"settings": Likelihood(num_answers=5)}))
-    (comparison,) = compared(fewer, evidence)
+    (comparison,) = compare_likelihoods(fewer, evidence)
     assert comparison.sample_count == 5
     assert "5 texts were scored, which are not the 8" in reason(increase(), evidence)
 
 
 def test_the_verdict_says_how_rare_a_change_can_go_unseen(evidence: Path) -> None:
-    """By hand: of eight texts none has a change with a chance of 4 % where a third of all have it: 0.669 ** 8 is 0.04."""
+    """By hand: of eight texts none has a change with a chance of 3 % where 35 % of all have it: 0.645 ** 8 is 0.03."""
     for gate in (increase(bound=0.1), agreement(bound=0.5)):
         assert verdict(gate, evidence).because == (
-            "the whole interval meets the bound; the interval does not have a change that hits fewer than 33 % of the texts,"
-            " which 8 cannot show: 16 would show one that hits 18 %"
+            "the whole interval meets the bound; the interval does not have a change that hits fewer than 35 % of the texts,"
+            " which 8 cannot show: 16 would show one that hits 20 %"
         )
 
 
@@ -249,6 +253,6 @@ def test_without_a_gate_nothing_need_be_the_same() -> None:
 
 def test_cells_of_one_server_share_what_they_score_alike() -> None:
     ours = plan_of()
-    assert scores_alike(ours, plan_of(run_id="another"))
-    assert not scores_alike(ours, plan_of(scored=LikelihoodPlan(settings=Likelihood())))
-    assert not scores_alike(ours, plan_of(baseline=None))
+    assert LIKELIHOOD.is_shared(ours, plan_of(run_id="another"))
+    assert not LIKELIHOOD.is_shared(ours, plan_of(scored=LikelihoodPlan(settings=Likelihood())))
+    assert not LIKELIHOOD.is_shared(ours, plan_of(baseline=None))

@@ -14,9 +14,8 @@ from infra.bench.plans import AnswerPlan, Task
 from infra.bench.rare import TOGETHER, released
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides
-from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Between, Spread, spread
+from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, Repeated, RepetitionNoise, Spread, spread
 from vllm_qualify.judge.paired import (
-    MARGIN_IN_ERRORS,
     Answers,
     Loss,
     Record,
@@ -29,7 +28,7 @@ from vllm_qualify.judge.paired import (
     noise,
     repetitions_for,
 )
-from vllm_qualify.judge.together import Part, Repeated
+from vllm_qualify.plan.cell import Between
 
 QUESTIONS = 1319
 MARGIN = 0.0075
@@ -99,19 +98,19 @@ def test_what_cannot_be_compared_is_refused(baseline: Answers, candidate: Answer
         loss(baseline, candidate, MARGIN)
 
 
-def lost(value: float, error: float, asked: int, spread: Spread = NO_SPREAD) -> Loss:
+def make_loss(value: float, error: float, asked: int, spread: Spread = NO_SPREAD) -> Loss:
     return Loss(value, error, asked, spread, 1.0)
 
 
 @pytest.mark.parametrize(("below", "above"), [(0.05, 0.05), (0.0125, 0.05)])
 def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> None:
-    interval = interval_of(lost(0.004, 0.002, QUESTIONS), Sides(below, above))
+    interval = interval_of(make_loss(0.004, 0.002, QUESTIONS), Sides(below, above))
     assert interval.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
     assert interval.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
 
 
 def test_no_loss_lies_outside_of_all_questions() -> None:
-    assert interval_of(lost(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
+    assert interval_of(make_loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
 
 
 def noisy() -> Answers:
@@ -139,7 +138,7 @@ def test_a_record_is_summed_by_its_questions() -> None:
     assert answers.squares.tolist() == [2, 1, 0.5]
     assert answers.asked.tolist() == [2, 2, 2]
     assert (answers.starts.weight, answers.start_means) == (1, [])
-    assert answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]).until(4)).asked.tolist() == [2, 1, 1]
+    assert answers_by_question(record([[1, 0, 0.5], [1, 1, 0.5]]).first_answers(4)).asked.tolist() == [2, 1, 1]
 
 
 def test_the_means_of_starts_are_beside_that_of_all() -> None:
@@ -161,7 +160,7 @@ def test_a_start_that_was_asked_twice_has_half_of_the_noise() -> None:
 
 def test_a_start_that_was_asked_only_some_questions_weighs_less_and_shows_no_mean() -> None:
     """Of two starts, the second had 4 of 10 questions: shares of 10 and 4 of 14 answers."""
-    answers = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).until(14)).starts
+    answers = answers_by_question(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]).first_answers(14)).starts
     assert answers.weight == pytest.approx((10 / 14) ** 2 + (4 / 14) ** 2)
     assert answers.shifts == ()
 
@@ -195,7 +194,7 @@ def test_without_topics_a_repetition_is_one_draw() -> None:
 @pytest.mark.parametrize(
     "answers",
     [
-        pytest.param(record([[1.0] * 10, [0.0] * 10]).until(18), id="a part of a second one"),
+        pytest.param(record([[1.0] * 10, [0.0] * 10]).first_answers(18), id="a part of a second one"),
         pytest.param(record([[1.0] * 10, [0.0] * 10], starts=[0, 1]), id="one of each start"),
         pytest.param(record([[1.0] * 10, [0.0] * 10], topics=[0, 1] * 5), id="topics are named"),
     ],
@@ -220,7 +219,7 @@ def test_repetitions_add_their_variance_by_their_numbers() -> None:
 
 @pytest.mark.parametrize("freedom", [1.0, 4.0])
 def test_with_no_other_noise_repetitions_have_the_bounds_of_students_t(freedom: float) -> None:
-    part = Part(0.5, Between(variance=2e-4, noise=0.0, freedom=freedom))
+    part = RepetitionNoise(0.5, Between(variance=2e-4, noise=0.0, freedom=freedom))
     assert part.reach(0.04, 0.0) == pytest.approx(-stats.t.ppf(0.04, freedom) * 1e-2, rel=0.02)
 
 
@@ -244,7 +243,7 @@ def test_topics_whose_answers_differ_alone_add_nothing() -> None:
 def of_starts(*shifts: float) -> Answers:
     """Questions that are always right, of starts with these shifts."""
     totals = answers([4] * 1000, [4] * 1000)
-    return replace(totals, starts=Starts(1 / len(shifts), shifts, (1.0,) * len(shifts)))
+    return replace(totals, starts=Starts(1 / len(shifts), len(shifts), shifts, (1.0,) * len(shifts)))
 
 
 def test_starts_add_their_variance_by_their_numbers() -> None:
@@ -252,7 +251,7 @@ def test_starts_add_their_variance_by_their_numbers() -> None:
     difference = loss(of_starts(0, 0, 0.01, -0.01), of_starts(0.01, -0.01), MARGIN)
     assert difference.weight == pytest.approx(1 / 4 + 1 / 2)
     calm = loss(of_starts(0, 0, 0, 0), of_starts(0, 0), MARGIN)
-    assert difference.reach(0.05) > 3 * calm.reach(0.05)
+    assert difference.reach(0.05) > 2.5 * calm.reach(0.05)
 
 
 def test_what_is_not_seen_of_starts_is_assumed_unless_they_are_left_out() -> None:
@@ -267,15 +266,15 @@ def test_what_is_not_seen_of_starts_is_assumed_unless_they_are_left_out() -> Non
 
 def test_a_loss_is_known_enough_when_the_margin_is_so_many_errors() -> None:
     twice, once = answers([2] * 1000, [2] * 1000), answers([1] * 1000, [1] * 1000)
-    error = MARGIN / MARGIN_IN_ERRORS
-    assert information_share(lost(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1)
-    assert information_share(lost(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4)
-    assert information_share(lost(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
-    assert information_share(lost(0.0, error, 2000, spread(OF_ANSWERS, [])), twice, MARGIN, Levels()) < 0.9
+    error = MARGIN / (stats.norm.isf(0.03 / 2) + stats.norm.isf(0.02))
+    assert information_share(make_loss(0.5, error, 2000), twice, MARGIN, Levels()) == pytest.approx(1, rel=1e-4)
+    assert information_share(make_loss(-0.5, 2 * error, 2000), twice, MARGIN, Levels()) == pytest.approx(1 / 4, rel=1e-4)
+    assert information_share(make_loss(0.0, error / 9, 1000), once, MARGIN, Levels()) < 1
+    assert information_share(make_loss(0.0, error, 2000, spread(OF_ANSWERS, [])), twice, MARGIN, Levels()) < 0.9
 
 
 def test_looking_ends_when_enough_is_known() -> None:
-    """Builds that always answer alike: after two repetitions, of which the first was asked in halves."""
+    """Builds that always answer alike, with a loss near the margin: after one repetition, since more would hardly decide."""
     baseline, half = answers([4] * 1000, [4] * 1000), [1] * 500 + [0] * 500
     lost = [0] * 7 + [1] * 993
     growing = [
@@ -284,18 +283,20 @@ def test_looking_ends_when_enough_is_known() -> None:
         answers([2 * right for right in lost], [2] * 1000),
     ]
     fitted = list(looks(baseline, growing, MARGIN, Levels(), most=20, over_starts=False))
-    assert [look.is_last for look in fitted] == [False, False, True]
+    assert [look.is_last for look in fitted] == [False, True, True]
     assert all(look.interval.lower <= MARGIN <= look.interval.upper for look in fitted)
     assert [look.is_last for look in looks(baseline, growing[:2], MARGIN, Levels(), most=2, over_starts=False)] == [False, True]
 
 
-def test_the_repetitions_follow_from_noise_and_margin() -> None:
-    """3 % flips on gsm8k and a margin of 0.8 points: by hand 2 · 0.015 · (3.95 / 0.008)² / 1319 = 5.5."""
-    assert repetitions_for(0.008, 0.015, QUESTIONS) == 6
-    assert repetitions_for(0.008, 0.025, QUESTIONS) == 10
-    assert repetitions_for(0.008, 0.005, QUESTIONS) == 2
-    assert repetitions_for(0.008, 0.0, QUESTIONS) == 2
-    assert repetitions_for(0.008, 0.015, 250) * 250 == pytest.approx(5.5 * QUESTIONS, rel=0.05)
+def test_the_repetitions_follow_from_noise_margin_and_levels() -> None:
+    """3 % flips on gsm8k and a margin of 0.8 points: by hand 2 · 0.015 · ((2.170 + 1.645) / 0.008)² / 1319 = 5.2."""
+    assert repetitions_for(0.008, 0.015, QUESTIONS, Levels()) == 6
+    assert repetitions_for(0.008, 0.025, QUESTIONS, Levels()) == 9
+    assert repetitions_for(0.008, 0.005, QUESTIONS, Levels()) == 2
+    assert repetitions_for(0.008, 0.0, QUESTIONS, Levels()) == 2
+    assert repetitions_for(0.008, 0.015, 250, Levels()) * 250 == pytest.approx(5.2 * QUESTIONS, rel=0.05)
+    # Eight gates share the chance with which a release that lost nothing fails, and none of what a margin needs.
+    assert repetitions_for(0.008, 0.015, QUESTIONS, Levels(false_fail=0.05 / 8)) == 6
 
 
 @given(data=st.data(), questions=st.integers(2, 30), repetitions=st.integers(2, 6))
@@ -350,7 +351,7 @@ def test_builds_that_always_answer_alike_are_decided(changed: float) -> None:
         verdicts[lost] = [one.verdict for one in ended]
         asked += sum(one.asked for one in ended) if lost == 0 else 0
     assert set(verdicts[0.0]) == {"pass"}
-    assert "pass" not in verdicts[0.0084]
+    assert verdicts[0.0084].count("pass") <= 0.05 * 40
     assert set(verdicts[0.015]) == {"fail"}
     assert asked <= 1.25 * 40 * QUESTIONS
 

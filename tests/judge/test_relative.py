@@ -1,7 +1,8 @@
 """Speed against the baseline, on repeats that are made up."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +11,22 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.between import OF_LOADS, Between, spread
-from vllm_qualify.judge.relative import (
-    NOTHING,
-    EarlierRuns,
-    Worsening,
-    from_history,
-    in_turns,
-    noise_of_build,
-    noise_of_pairs,
-    of_pairs,
-    without_noise,
-)
+from vllm_qualify.judge.between import OF_LOADS, spread
+from vllm_qualify.judge.relative import NOTHING, EarlierRuns, Worsening, build_of, in_turns, of_builds, of_pairs, without_noise
+from vllm_qualify.plan.cell import Between
 from vllm_qualify.recipe.metrics import Direction
 
 AT = Sides(below=0.0125, above=0.05)
 TIMES, LONGER = [20.0, 20.3, 19.9], [22.0, 22.2, 22.1]
+
+
+def from_history(
+    candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides, *others: Any, **starts: Any
+) -> Worsening:
+    """The worsening from repeats that were measured at another time."""
+    return of_builds(candidate, baseline, direction, *others, **starts).worsening(at)
+
+
 BOTH = pytest.mark.parametrize("judged", [in_turns, from_history])
 Judged = Callable[..., Worsening]
 
@@ -175,9 +176,8 @@ def test_one_repeat_of_each_start_shows_no_other_noise_than_that_of_starts() -> 
 def test_noise_is_within_the_starts() -> None:
     """By hand: 1 and e are each half of one beside their mean, so the variance is a half, whatever starts differ by."""
     values = [1.0, math.e, 100.0, 100 * math.e]
-    assert noise_of_build(values, [1, 1, 2, 2]) == pytest.approx(0.5)
-    assert noise_of_pairs(values, [1.0] * 4, [1, 1, 2, 2]) == pytest.approx(0.5)
-    assert noise_of_build(values, [1, 2, 3, 4]) == 0
+    assert build_of(values, [1, 1, 2, 2]).noise == pytest.approx(0.5)
+    assert build_of(values, [1, 2, 3, 4]).freedom == 0
 
 
 def test_what_is_known_of_days_counts_for_both_builds() -> None:
@@ -188,9 +188,7 @@ def test_what_is_known_of_days_counts_for_both_builds() -> None:
     )
 
 
-@given(
-    logs=st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.integers(1, 3)), min_size=2, max_size=8),
-)
+@given(logs=st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.integers(1, 3)), min_size=2, max_size=8))
 def test_starts_have_no_order(logs: list[tuple[float, float, int]]) -> None:
     candidate, baseline = ([math.exp(each[build]) for each in logs] for build in (0, 1))
     starts = [each[2] for each in logs]

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.test_load import change, scale
-from tests.evidence.test_speculation import CAPTURED, SETTINGS
-from tests.judge.test_compare import CPU, DRAFTED, cell_plan, reason, server_plan
+from tests.builders.comparisons import CPU, DRAFTED, cell_plan, interval_of, reason, server_plan
+from tests.builders.loads import change, scale
+from tests.builders.speculations import CAPTURED, SETTINGS
 from vllm_qualify.evidence.load.speculation import parse_speculation
 from vllm_qualify.evidence.measurement import Measurement, geometric_mean
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.judge.compare import speedup
+from vllm_qualify.judge.compare.speedup import speedup
 from vllm_qualify.judge.verdict import surely_misses
 from vllm_qualify.recipe.gates import Gate, gate_of
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 SLACK = Load.model_validate(SETTINGS.model_dump() | {"min_duration_s": 0.001})
 NAMES = {"speculative_speedup": "profile", "speculative_speedup_batch1": "batch1"}
@@ -37,7 +37,7 @@ def evidence(tmp_path: Path) -> Path:
 def gained(evidence: Path, machine: str = CPU.id, gates: tuple[Gate, ...] = (), **changes: Any) -> dict[str, Measurement]:
     about: dict[str, Any] = {"server": server_plan(**DRAFTED), "undrafted": server_plan(), "load": SLACK} | changes
     plan = cell_plan(gates, **about)
-    stage = parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged), plan.server)
+    stage = parse_speculation(evidence / "speculation", plan.load, levels_of(plan.judged_gates), plan.server)
     measured = [row.model_copy(update={"fingerprint": machine}) for row in stage]
     return {measurement.metric: measurement for measurement in speedup(plan, evidence, measured)}
 
@@ -52,8 +52,7 @@ def test_the_speedup_is_the_ratio_of_the_rates(evidence: Path, metric: str) -> N
     assert (row.unit, row.against, row.fingerprint) == ("ratio", None, CPU.id)
     assert row.repeats == pytest.approx([TRUE_GAIN, TRUE_GAIN / 1.01])
     assert row.value == pytest.approx(geometric_mean(row.repeats))
-    assert row.interval is not None
-    assert row.interval.lower < TRUE_GAIN / math.sqrt(1.01) < row.interval.upper
+    assert interval_of(row).lower < TRUE_GAIN / math.sqrt(1.01) < interval_of(row).upper
     assert all(path.startswith(f"speculation/{NAMES[metric]}/") for path in row.traced_to)
     assert surely_misses(gate(metric, 2.0), [row])
     assert not surely_misses(gate(metric, 1.2), [row])
@@ -104,6 +103,5 @@ def test_the_interval_has_its_failing_side_the_surer(evidence: Path) -> None:
     gates = tuple(gate(metric, 1.0) for metric in NAMES)
     row = gained(evidence, gates=gates)["speculative_speedup"]
     assert row.value is not None
-    assert row.interval is not None
-    below, above = (abs(math.log(bound / row.value)) for bound in (row.interval.lower, row.interval.upper))
+    below, above = (abs(math.log(bound / row.value)) for bound in (interval_of(row).lower, interval_of(row).upper))
     assert below < above

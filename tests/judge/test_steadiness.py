@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tests.evidence.test_load import copy_repeat, scale
-from tests.judge.test_compare import (
+from tests.builders.comparisons import (
     LOAD,
     QUESTIONS,
     ask,
     captured_load,
     in_turns,
+    interval_of,
     keep_baseline,
     keep_history,
     loss_gate,
@@ -23,13 +23,14 @@ from tests.judge.test_compare import (
     reason,
     worsening_gate,
 )
-from tests.judge.test_compare import cell_plan as cell_plan_of
+from tests.builders.comparisons import cell_plan as cell_plan_of
+from tests.builders.loads import copy_repeat, scale
 from tests.lm_eval_files import RIGHT, WRONG, right_but
-from vllm_qualify.evidence.answers import BLOCKS
+from vllm_qualify.evidence.accuracy.blocks import BLOCKS
 from vllm_qualify.evidence.load import result
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.judge import steadiness
-from vllm_qualify.judge.steadiness import CHANCE, change_of, direction_of, leads_to, problem, with_trend
+from vllm_qualify.judge.steadiness import CHANCE, change_of, direction_of, leads_to, problem, with_trend, with_trend_of_starts
 from vllm_qualify.judge.verdict import is_decided
 
 LOOKS = range(5, 20)
@@ -118,8 +119,7 @@ def test_a_trend_raises_an_upper_bound_and_never_lowers_one() -> None:
     interval, rising = Interval(lower=-0.01, upper=0.03), [0.0, 0.01, 0.02, 0.03, 0.04]
     assert with_trend(interval, rising[:3], [3], 3) == interval
     raised = with_trend(interval, rising[:3], [3], 6)
-    assert raised.lower == -0.01
-    assert raised.upper == pytest.approx(math.expm1(0.05))
+    assert (raised.lower, raised.upper) == pytest.approx((-0.01, math.expm1(0.05)))
     assert with_trend(interval, rising, [5], 9).upper == pytest.approx(math.expm1(0.08))
     assert with_trend(interval, rising, [3, 5], 9).upper == pytest.approx(math.expm1(0.05)), "no later look undoes a decision"
     assert with_trend(interval, rising[::-1], [5], 9) == interval
@@ -170,11 +170,6 @@ SETTINGS = LOAD.model_copy(update={"repeats": 3, "most_repeats": 10})
 GATE = worsening_gate("tpot_mean_ms")
 
 
-@pytest.fixture
-def evidence(tmp_path: Path) -> Path:
-    return tmp_path / "evidence"
-
-
 def repeats(folder: Path, times: list[float]) -> None:
     """As many repeats as times, each so many times as slow as a captured one."""
     captured_load(folder)
@@ -220,15 +215,14 @@ def test_a_trend_that_is_not_sure_still_keeps_a_gate_open(evidence: Path) -> Non
     gate, more = worsening_gate("tpot_mean_ms", 0.06), LOAD.model_copy(update={"repeats": 5, "most_repeats": 10})
     row = one(in_turns([gate], load=more), evidence, "load")
     assert row.value == pytest.approx(0.02, abs=0.002)
-    assert row.interval is not None
-    assert row.interval.upper == pytest.approx(0.11, abs=0.01)
+    assert interval_of(row).upper == pytest.approx(0.11, abs=0.01)
     assert not is_decided(gate, [row])
     last = one(in_turns([gate], load=more.model_copy(update={"most_repeats": 5})), evidence, "load")
     assert is_decided(gate, [last]), "it is at the last repeat that there may be"
 
 
 def test_bounds_are_made_once_for_each_course_of_a_load() -> None:
-    assert steadiness._bounds((5,), 5, 10, 0.01) is steadiness._bounds((5,), 5, 10, 0.01)
+    assert steadiness._bounds_of_trend((5,), 5, 10, 0.01) is steadiness._bounds_of_trend((5,), 5, 10, 0.01)
 
 
 # --- A comparison of answers
@@ -238,20 +232,15 @@ def test_a_server_that_answers_worse_with_each_repetition_is_invalid(evidence: P
     """On the whole the loss may be within the margin."""
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: repetition - 1] else RIGHT, steps=9 * BLOCKS)
-    row = one(cell_plan_of([loss_gate(0.2)]), evidence)
-    assert (
-        "the server answers worse the longer it runs: its score fell from 100.00% in the first repetition to 80.00%"
-        in reason(row)
-    )
-    assert "in the last of 9" in reason(row)
+    message = reason(one(cell_plan_of([loss_gate(0.2)]), evidence))
+    assert "the server answers worse the longer it runs: its score fell from 100.00% in the first repetition to" in message
+    assert "to 80.00% in the last of 9" in message
 
 
 def test_a_server_that_surely_loses_has_lost_though_it_fades(evidence: Path) -> None:
     keep_baseline(evidence, right_but([]))
     ask(evidence, lambda question, repetition: WRONG if question in QUESTIONS[: repetition + 20] else RIGHT, steps=9 * BLOCKS)
-    row = one(cell_plan_of([loss_gate(0.2)]), evidence)
-    assert row.interval is not None
-    assert row.interval.lower > 0.2
+    assert interval_of(one(cell_plan_of([loss_gate(0.2)]), evidence)).lower > 0.2
 
 
 def test_a_repetition_that_was_broken_off_is_no_step_of_a_trend(evidence: Path) -> None:
@@ -267,3 +256,42 @@ def test_scores_that_go_up_and_down_do_not_fade(evidence: Path) -> None:
     order = (4, 1, 3, 0, 5, 2, 4, 1, 3)
     ask(evidence, lambda question, at: WRONG if question in QUESTIONS[: order[at - 1]] else RIGHT, steps=8 * BLOCKS + 1)
     assert one(cell_plan_of([loss_gate(0.2)]), evidence).value == pytest.approx(23 / 8 / 40, abs=0.02)
+
+
+# --- Where the trend of several starts leads
+
+
+def test_the_trend_of_several_starts_leads_to_the_repeat_after_the_longest() -> None:
+    """By hand: both starts have -1 a repeat and rests of ±0.1; the mean is -0.8, and 1.2 repeats before the fourth."""
+    starts = [[0.1, -1.2, -1.9], [0.0, -1.0]]
+    slope = (1.0 * (0.1 + 1.9) + 0.5 * (0.0 + 1.0)) / 2.5
+    rests = [0.1 + 1.0 - slope, -1.2 + 1.0, -1.9 + 1.0 + slope, 0.5 - slope / 2, -0.5 + slope / 2]
+    noise = sum(rest**2 for rest in rests) / (5 - 2 - 1)
+    ahead = 3 - (0 + 1 + 2 + 0 + 1) / 5
+    leads = -0.8 - slope * ahead - float(stats.t.ppf(float(stats.norm.cdf(1)), 2)) * math.sqrt(noise * (1 / 5 + ahead**2 / 2.5))
+    found = with_trend_of_starts(Interval(lower=-0.1, upper=0.5), starts)
+    assert found.lower == pytest.approx(math.expm1(leads))
+    assert found.upper == 0.5
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        pytest.param([[0.02, 0.03]], id="too few repeats for an error"),
+        pytest.param([[0.02], [0.03], [0.04]], id="one repeat a start"),
+        pytest.param([[0.01, 0.02, 0.03], [0.01, 0.02], [0.02, 0.03]], id="it rises"),
+        pytest.param([[0.03, 0.01, 0.029], [0.02, 0.03], [0.031, 0.02]], id="three starts, and chance explains it"),
+    ],
+)
+def test_what_is_no_trend_of_several_starts_leads_nowhere(starts: list[list[float]]) -> None:
+    interval = Interval(lower=-0.5, upper=0.5)
+    assert with_trend_of_starts(interval, starts) == interval
+
+
+def test_of_three_starts_without_a_trend_chance_moves_few_intervals() -> None:
+    """One error, on one side: 16 %."""
+    rng, wide = np.random.default_rng(2), Interval(lower=10.0, upper=11.0)
+    moved = sum(
+        with_trend_of_starts(wide, [rng.standard_normal(size).tolist() for size in (3, 2, 2)]) != wide for _ in range(4000)
+    )
+    assert moved / 4000 == pytest.approx(0.159, abs=0.02)

@@ -10,7 +10,7 @@ import pytest
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.expectations import NUMBERS, judge_table, measurement_table
-from vllm_qualify.judge.verdict import is_decided, surely_misses, verdict_from, worst
+from vllm_qualify.judge.verdict import is_decided, surely_misses, verdict_from, worst_verdict
 from vllm_qualify.recipe.gates import gate_of
 
 TABLES = 10_000
@@ -34,7 +34,7 @@ WRONG_TEXTS: tuple[Any, ...] = (math.nan, math.inf, None, 1, -1, True, "", "othe
 WRONG_COUNTS: tuple[Any, ...] = (0, -1, math.nan, math.inf, None, "500", 1.5, [], True)
 
 
-def built(row: dict[str, Any]) -> Measurement:
+def build_unchecked(row: dict[str, Any]) -> Measurement:
     """Past its model, as from another hand."""
     fields: dict[str, Any] = {"filter": None, "task": None, "against": None, "sample_count": 500, "source": "x", "repeats": []}
     fields |= {"traced_to": [], "fingerprint": "", "invalid_because": None}
@@ -71,16 +71,16 @@ def tables() -> Iterator[pd.DataFrame]:
     rng = random.Random(20261120)
     different = {tuple(sorted(map(repr, rows))): rows for rows in (spoiled(rng) for _ in range(TABLES))}
     for rows in different.values():
-        yield measurement_table([built(row) for row in rows])
+        yield measurement_table([build_unchecked(row) for row in rows])
 
 
 def approved(table: pd.DataFrame) -> bool:
-    return worst([verdict_from(checks) for checks in judge_table(GATES, table, "cell").checks]) == "pass"
+    return worst_verdict([verdict_from(checks) for checks in judge_table(GATES, table, "cell").checks]) == "pass"
 
 
 def test_the_good_table_is_approved() -> None:
     """Else the next test would show nothing."""
-    assert approved(measurement_table([built(row) for row in GOOD]))
+    assert approved(measurement_table([build_unchecked(row) for row in GOOD]))
 
 
 @pytest.mark.thorough
@@ -95,8 +95,8 @@ def test_no_table_with_anything_wrong_is_ever_approved() -> None:
 @pytest.mark.parametrize("column", ["label", *NUMBERS, "sample_count", "valid", "unit"])
 def test_great_expectations_alone_approves_no_such_table(column: str) -> None:
     """Also where nothing checked the rows before it."""
-    good = measurement_table([built(GOOD[0])])
-    assert worst([verdict_from(checks) for checks in judge_table(GATES[:1], good, "cell").checks]) == "pass"
+    good = measurement_table([build_unchecked(GOOD[0])])
+    assert worst_verdict([verdict_from(checks) for checks in judge_table(GATES[:1], good, "cell").checks]) == "pass"
     for wrong in (math.nan, None, math.inf, -math.inf, -1, "0.95", "") + ((False, 1.5) if column == "valid" else ()):
         table = good.astype(object)
         table.loc[0, column] = wrong
@@ -114,7 +114,7 @@ def test_what_ends_a_stage_agrees_with_what_great_expectations_finds() -> None:
         lower, upper = sorted((rng.uniform(0.8, 1.0), rng.uniform(0.8, 1.0)))
         gates.append(gate_of(metric="exact_match", task=f"t{number}", filter="f", minimum=0.9, unit="fraction"))
         row = {"metric": "exact_match", "unit": "fraction", "task": f"t{number}", "filter": "f"}
-        rows.append(built(row | {"value": (lower + upper) / 2, "lower": lower, "upper": upper}))
+        rows.append(build_unchecked(row | {"value": (lower + upper) / 2, "lower": lower, "upper": upper}))
     verdicts = [verdict_from(checks) for checks in judge_table(gates, measurement_table(rows), "cell").checks]
     assert {"pass", "fail", "inconclusive"} <= set(verdicts)
     assert [is_decided(gate, rows) for gate in gates] == [verdict != "inconclusive" for verdict in verdicts]

@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.directions import HIGHER_IS_BETTER, LOWER_IS_BETTER
-from vllm_qualify.evidence.measurement import (
-    Interval,
-    Measurement,
-    geometric_mean,
-    invalid,
-    repeat_interval,
-    share_interval,
-    valid,
-)
+from tests.directions import COSTS, HIGHER_IS_BETTER, LOWER_IS_BETTER
+from vllm_qualify.evidence import measurement
+from vllm_qualify.evidence.measurement import Interval, Measurement, geometric_mean, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.judge.expectations import judge, measurement_table
-from vllm_qualify.judge.verdict import WORST_FIRST, Checks, verdict_from, worst
+from vllm_qualify.judge.verdict import WORST_FIRST, Checks, verdict_from, worst_verdict
 from vllm_qualify.recipe.gates import Gate, Verdict, gate_of
 from vllm_qualify.recipe.metrics import METRICS, Metric
 
@@ -32,13 +25,19 @@ TTFT = gate_of(metric="ttft_p99_ms", maximum=100.0, unit="ms")
 SMOKE = gate_of(metric="smoke_usage", minimum=1.0, unit="bool")
 
 
+def repeat_interval(repeats: list[float]) -> Interval:
+    interval = measurement.repeat_interval(repeats, AT)
+    assert interval is not None
+    return interval
+
+
 def accuracy(right: int, of: int, **others: Any) -> Measurement:
     about = {"task": "gsm8k", "filter": "strict-match", "sample_count": of, "interval": share_interval(right, of, AT)} | others
     return valid("exact_match", right / of, "accuracy/results.json", **about)
 
 
-def repeated(metric: str, repeats: list[float]) -> Measurement:
-    about = {"repeats": repeats, "interval": repeat_interval(repeats, AT), "sample_count": 100}
+def measure_repeats(metric: str, repeats: list[float]) -> Measurement:
+    about = {"repeats": repeats, "interval": measurement.repeat_interval(repeats, AT), "sample_count": 100}
     return valid(metric, geometric_mean(repeats), "load/bench-*.json", **about)
 
 
@@ -62,11 +61,11 @@ def verdict_of(gate: Gate, *measurements: Measurement) -> Verdict:
         (ACCURACY, [valid("exact_match", math.nan, "x", task="gsm8k", filter="strict-match", sample_count=500)], "invalid"),
         (ACCURACY, [valid("exact_match", math.inf, "x", task="gsm8k", filter="strict-match", sample_count=500)], "invalid"),
         (ACCURACY, [accuracy(480, 500, interval=None)], "inconclusive"),
-        (TTFT, [repeated("ttft_p99_ms", [50, 52, 51])], "pass"),
-        (TTFT, [repeated("ttft_p99_ms", [150, 152, 151])], "fail"),
-        (TTFT, [repeated("ttft_p99_ms", [60, 160, 90])], "inconclusive"),
-        (TTFT, [repeated("ttft_p99_ms", [50])], "inconclusive"),
-        (TTFT, [repeated("ttft_p90_ms", [50, 52, 51])], "invalid"),
+        (TTFT, [measure_repeats("ttft_p99_ms", [50, 52, 51])], "pass"),
+        (TTFT, [measure_repeats("ttft_p99_ms", [150, 152, 151])], "fail"),
+        (TTFT, [measure_repeats("ttft_p99_ms", [60, 160, 90])], "inconclusive"),
+        (TTFT, [measure_repeats("ttft_p99_ms", [50])], "inconclusive"),
+        (TTFT, [measure_repeats("ttft_p90_ms", [50, 52, 51])], "invalid"),
         (SMOKE, [valid("smoke_usage", 1.0, "x", sample_count=2)], "pass"),
         (SMOKE, [valid("smoke_usage", 0.0, "x", sample_count=2)], "fail"),
     ],
@@ -86,19 +85,15 @@ ENDED = "time_budget_s 100 ended the load after 2 repeats in 80 s: another may t
 @pytest.mark.parametrize(
     ("row", "verdict", "message"),
     [
-        (repeated("ttft_p99_ms", [90.0, 120.0]), "inconclusive", f"the bound lies within the interval: {{}}; {ENDED}"),
+        (measure_repeats("ttft_p99_ms", [90.0, 120.0]), "inconclusive", f"the bound lies within the interval: {{}}; {ENDED}"),
         (
-            repeated("ttft_p99_ms", [50.0, 51.0]).model_copy(update={"interval": None}),
+            measure_repeats("ttft_p99_ms", [50.0, 51.0]).model_copy(update={"interval": None}),
             "inconclusive",
             f"it ended before the first planned look: {{}}; {ENDED}",
         ),
-        (
-            repeated("ttft_p99_ms", [50.0]),
-            "inconclusive",
-            f"measured once, which shows no noise: {{}}; {ENDED}",
-        ),
-        (repeated("ttft_p99_ms", [50.0, 51.0]), "pass", "the whole interval meets the bound"),
-        (repeated("ttft_p99_ms", [150.0, 151.0]), "fail", "the whole interval misses the bound"),
+        (measure_repeats("ttft_p99_ms", [50.0]), "inconclusive", f"measured once, which shows no noise: {{}}; {ENDED}"),
+        (measure_repeats("ttft_p99_ms", [50.0, 51.0]), "pass", "the whole interval meets the bound"),
+        (measure_repeats("ttft_p99_ms", [150.0, 151.0]), "fail", "the whole interval misses the bound"),
     ],
 )
 def test_what_a_budget_left_undecided_is_inconclusive_and_names_it(row: Measurement, verdict: Verdict, message: str) -> None:
@@ -114,17 +109,18 @@ def test_a_stage_that_failed_before_its_filters_were_known_tells_its_reason_at_e
 
 def test_the_smallest_visible_change_is_the_way_from_the_value_to_the_judged_bound() -> None:
     repeats = [50.0, 52.0, 51.0]
-    accuracies, latencies = share_interval(480, 500, AT), repeat_interval(repeats, AT)
-    assert latencies is not None
-    gates = judge([ACCURACY, TTFT], [accuracy(480, 500), repeated("ttft_p99_ms", repeats)], "cell").gates
+    accuracies, latencies = share_interval(480, 500, AT), repeat_interval(repeats)
+    gates = judge([ACCURACY, TTFT], [accuracy(480, 500), measure_repeats("ttft_p99_ms", repeats)], "cell").gates
     expected = [0.96 - accuracies.lower, latencies.upper - geometric_mean(repeats)]
     assert [gate.smallest_visible_change for gate in gates] == pytest.approx(expected)
 
 
 def test_every_metric_is_better_in_the_direction_that_people_expect() -> None:
+    costs = {name for name, metric in METRICS.items() if metric.unit in COSTS}
+    assert not costs & HIGHER_IS_BETTER
     assert {name: metric.direction for name, metric in METRICS.items()} == {
         **dict.fromkeys(HIGHER_IS_BETTER, "higher"),
-        **dict.fromkeys(LOWER_IS_BETTER, "lower"),
+        **dict.fromkeys(LOWER_IS_BETTER | costs, "lower"),
     }
 
 
@@ -175,8 +171,8 @@ def test_every_way_to_pass_goes_through_every_check() -> None:
 
 def test_a_cell_is_as_good_as_its_worst_gate_and_nothing_without_gates() -> None:
     for first, second in product(WORST_FIRST, repeat=2):
-        assert worst([first, second]) == min(first, second, key=WORST_FIRST.index)
-    assert worst([]) == "invalid"
+        assert worst_verdict([first, second]) == min(first, second, key=WORST_FIRST.index)
+    assert worst_verdict([]) == "invalid"
     assert not judge([], [accuracy(480, 500)], "cell").passed
 
 
@@ -212,8 +208,7 @@ def test_a_measurement_has_a_finite_value_or_a_reason(value: float | None, reaso
 @settings(max_examples=100)
 @given(st.lists(st.floats(min_value=1e-3, max_value=1e6), min_size=2, max_size=9))
 def test_the_interval_of_repeats_holds_their_typical_value_and_is_never_below_zero(repeats: list[float]) -> None:
-    interval = repeat_interval(repeats, AT)
-    assert interval is not None
+    interval = repeat_interval(repeats)
     assert 0 <= interval.lower <= geometric_mean(repeats) * (1 + 1e-9)
     assert interval.upper >= geometric_mean(repeats) * (1 - 1e-9)
 
@@ -226,10 +221,8 @@ def test_intervals_agree_with_published_figures() -> None:
     bounds = share_interval(5, 10, AT)
     assert [bounds.lower, bounds.upper] == pytest.approx([middle - half, middle + half], abs=1e-6)
     # Student's t at .95 with 2 degrees of freedom is 2.91999
-    repeats = [math.e**1, math.e**2, math.e**3]
-    interval = repeat_interval(repeats, AT)
-    assert interval is not None
-    assert math.log(interval.upper) == pytest.approx(2 + 2.91999 / math.sqrt(3), abs=1e-4)
+    upper = repeat_interval([math.e**1, math.e**2, math.e**3]).upper
+    assert math.log(upper) == pytest.approx(2 + 2.91999 / math.sqrt(3), abs=1e-4)
 
 
 def test_the_table_has_a_row_for_each_measurement_and_marks_the_invalid() -> None:

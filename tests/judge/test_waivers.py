@@ -12,15 +12,9 @@ from vllm_qualify.report.words import gate_rows
 
 ACCURACY = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.9, unit="fraction")
 SMOKE = gate_of(metric="smoke_usage", minimum=1.0, unit="bool")
-WAIVER = Waiver(
-    gate=ACCURACY.label,
-    gpu_type="h200",
-    variant="fp8",
-    profile="balanced",
-    owner="ada@example.com",
-    reason="known since the last version",
-    expires=date(2026, 12, 1),
-)
+ONE_MORE_DAY, TOO_LATE = date(2026, 12, 1), date(2026, 12, 2)
+ABOUT = {"gate": ACCURACY.label, "owner": "ada@example.com", "reason": "known since the last version"}
+WAIVER = Waiver(gpu_type="h200", variant="fp8", profile="balanced", expires=ONE_MORE_DAY, **ABOUT)
 
 
 def scored(right: int) -> Measurement:
@@ -29,7 +23,6 @@ def scored(right: int) -> Measurement:
 
 
 NOTHING = invalid("exact_match", "no samples", "x", task="gsm8k", filter="strict-match")
-ONE_MORE_DAY, TOO_LATE = date(2026, 12, 1), date(2026, 12, 2)
 
 
 @pytest.mark.parametrize(

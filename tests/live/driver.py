@@ -21,13 +21,10 @@ from tests.docker_engine import push_image
 from vllm_qualify import cli
 from vllm_qualify.cli.flow import set_up_prefect
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import Engines
+from vllm_qualify.engine.provision import Engines
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.serving import Served
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.runs.folder import Run
-
-STEPS = {"smoke": "smoke_test", "contract": "check_contract", "accuracy": "measure_accuracy", "load": "measure_load"}
 
 
 def kill(server: Server) -> None:
@@ -59,12 +56,12 @@ def wrap_plan(step: Callable[..., list[CellPlan]]) -> Callable[..., list[CellPla
     return wrapped
 
 
-def wrap(when: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(served: Served, *runs: Run) -> Any:
-        if when == "before":
+def wrap_stage(when: str, stage: str, measure: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(name: str, served: Served, *others: Any) -> Any:
+        if (when, stage) == ("before", name):
             kill(served.server)
-        result = step(served, *runs)
-        if when == "after":
+        result = measure(name, served, *others)
+        if (when, stage) == ("after", name):
             kill(served.server)
         return result
 
@@ -80,6 +77,6 @@ if __name__ == "__main__":
     elif step == "plan":
         flow_module.plan = wrap_plan(flow_module.plan)
     else:
-        setattr(flow_module, STEPS[step], wrap(when, getattr(flow_module, STEPS[step])))
+        flow_module.measure_stage = wrap_stage(when, step, flow_module.measure_stage)
     sys.argv = ["vllm-qualify", *sys.argv[2:]]
     cli.main()

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.engine.test_process import alive
+from tests.builders.processes import alive
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write

@@ -12,7 +12,6 @@ from tests.fakes import vllm as fake
 from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
 from tests.s3 import Settings
-from tests.warm.commands import warm_run
 from vllm_qualify.publish.bundle import Manifest, evidence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
@@ -74,21 +73,21 @@ def test_the_verdicts_and_the_page_are_artifacts_in_prefect(approved: Qualified)
 
 
 def test_the_report_is_shown_again(approved: Qualified) -> None:
-    shown = warm_run(approved.home, "report", "show")
+    shown = run(approved.home, COMMAND, "report", "show")
     assert shown.returncode == 0
     assert "PASSED" in shown.stdout
-    as_json = warm_run(approved.home, "report", "show", approved.folder.name, "--json")
+    as_json = run(approved.home, COMMAND, "report", "show", approved.folder.name, "--json")
     assert json.loads(as_json.stdout)["run_id"] == approved.folder.name
 
 
 def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, tmp_path: Path) -> None:
-    same = warm_run(approved.home, "rejudge", approved.folder.name, "--store", f"file://{tmp_path}/store")
+    same = run(approved.home, COMMAND, "rejudge", approved.folder.name, "--store", f"file://{tmp_path}/store")
     assert same.returncode == 0, same.stderr
     document = reference()
     document["gates"][0]["minimum"] = 0.9999
     stricter = str(write(document, tmp_path / "stricter.yaml"))
     fresh_home = tmp_path / "elsewhere"
-    strict = warm_run(fresh_home, "rejudge", approved.folder.name, "--store", approved.store, "--recipe", stricter)
+    strict = run(fresh_home, COMMAND, "rejudge", approved.folder.name, "--store", approved.store, "--recipe", stricter)
     assert strict.returncode == 1, strict.stderr
     assert "NOT PASSED" in strict.stdout
     # the only gate that was changed is the only one that does not pass

@@ -15,21 +15,13 @@ import pytest
 
 from tests.docker_engine import Engine, push_image
 from tests.qualified import COMMAND, run
-from vllm_qualify.engine import container, image
-from vllm_qualify.engine.container import (
-    Bind,
-    ContainerPlan,
-    RunningContainer,
-    copy_out,
-    executing,
-    leftovers,
-    remove_leftovers,
-    run_once,
-    running,
-)
-from vllm_qualify.engine.failure import End
+from vllm_qualify.engine import image
+from vllm_qualify.engine.containers.leftovers import OWNER_LABEL, RUN_LABEL, find_leftovers, remove_leftovers
+from vllm_qualify.engine.containers.plan import Bind, ContainerPlan, command_line, create_container
+from vllm_qualify.engine.containers.run import RunningContainer, copy_file_out, run_once, running_command, running_container
+from vllm_qualify.engine.failure.classify import End
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launch import read_machine
+from vllm_qualify.engine.provision import read_machine
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 
 pytestmark = pytest.mark.docker
@@ -161,7 +153,7 @@ def shell(vllm_image: EngineImage) -> Callable[..., ContainerPlan]:
     """The plan of a container that runs a shell command."""
 
     def plan(command: str, **others: Any) -> ContainerPlan:
-        named = {"name": "vllm-qualify-test", "labels": {container.RUN_LABEL: "test"}} | others
+        named = {"name": "vllm-qualify-test", "labels": {RUN_LABEL: "test"}} | others
         return ContainerPlan(
             image=vllm_image.pinned, platform=vllm_image.platform, entrypoint="sh", arguments=["-c", command], **named
         )
@@ -180,14 +172,14 @@ def ended(watched: RunningContainer, within_s: float = 30) -> End:
 def test_a_container_leaves_its_log_and_its_exit_code_and_nothing_else(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    with running(shell("echo out; echo err >&2; exit 7"), tmp_path / "it.log", "serve") as watched:
+    with running_container(shell("echo out; echo err >&2; exit 7"), tmp_path / "it.log", "serve") as watched:
         assert ended(watched) == End(exit_code=7)
     assert sorted((tmp_path / "it.log").read_text().split()) == ["err", "out"]
     assert docker_engine.containers() == []
 
 
 def test_the_log_is_there_while_the_container_runs(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
-    with running(shell(f"echo ready; {WAITING}"), tmp_path / "it.log", "serve") as watched:
+    with running_container(shell(f"echo ready; {WAITING}"), tmp_path / "it.log", "serve") as watched:
         deadline = time.monotonic() + 30
         while watched.log.read_text() != "ready\n":
             assert time.monotonic() < deadline
@@ -198,7 +190,7 @@ def test_the_log_is_there_while_the_container_runs(shell: Callable[..., Containe
 def test_a_container_is_removed_when_the_block_fails(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), running(shell(WAITING), tmp_path / "it.log", "serve"):
+    with pytest.raises(KeyboardInterrupt), running_container(shell(WAITING), tmp_path / "it.log", "serve"):
         assert docker_engine.containers() == ["vllm-qualify-test"]
         raise KeyboardInterrupt
     assert docker_engine.containers() == []
@@ -235,7 +227,7 @@ def test_a_signal_at_the_worst_moment_leaves_no_container(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     signalled(monkeypatch, call)
-    with pytest.raises(Stopped), running(shell(WAITING), tmp_path / "it.log", "serve"):
+    with pytest.raises(Stopped), running_container(shell(WAITING), tmp_path / "it.log", "serve"):
         pass
     assert docker_engine.containers() == []
 
@@ -256,7 +248,7 @@ def test_a_container_that_needs_more_than_its_memory_is_reported_as_oom_killed(
 ) -> None:
     # containerd watches for it only from a moment after the start on (its issue 8180)
     greedy = shell("sleep 3; python3 -c 'bytearray(10**9)'; exit 137", memory_limit_mib=64)
-    with running(greedy, tmp_path / "it.log", "serve") as watched:
+    with running_container(greedy, tmp_path / "it.log", "serve") as watched:
         assert ended(watched) == End(exit_code=137, oom_killed=True)
 
 
@@ -265,22 +257,22 @@ def test_a_secret_reaches_the_container_and_no_command_line_and_no_log(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     plan = shell('echo "$HF_TOKEN"', passed=["HF_TOKEN"])
-    with running(plan, tmp_path / "it.log", "serve") as watched:
+    with running_container(plan, tmp_path / "it.log", "serve") as watched:
         assert ended(watched) == End(exit_code=0)
     assert (tmp_path / "it.log").read_text() == "[redacted]\n"
-    assert "hf_secret_of_mine" not in " ".join(container.command_line(plan)) + plan.model_dump_json()
+    assert "hf_secret_of_mine" not in " ".join(command_line(plan)) + plan.model_dump_json()
 
 
 def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_are_fetched(
     shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
     work = "mkdir /results && echo found > /results/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
-    with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:
-        with executing(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
+    with running_container(shell(WAITING), tmp_path / "it.log", "serve") as watched:
+        with running_command(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
             assert ended(executed) == End(exit_code=3)
         assert (tmp_path / "work.log").read_text() == "done\n"
         for name in ("r.json", "l", "nothing"):
-            copy_out(watched.container_id, f"/results/{name}", tmp_path / name, "load")
+            copy_file_out(watched.container_id, f"/results/{name}", tmp_path / name, "load")
     assert (tmp_path / "r.json").read_text() == "found\n"
     assert not (tmp_path / "l").exists()
     assert not (tmp_path / "nothing").exists()
@@ -295,8 +287,8 @@ def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, sh
 
 def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
     with (
-        running(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
-        executing(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
+        running_container(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
+        running_command(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
     ):
         assert ended(executed).exit_code != 0
 
@@ -314,7 +306,7 @@ def test_a_container_that_cannot_start_ends_in_its_own_class(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, others: dict[str, Any], kind: str
 ) -> None:
     plan = shell("true").model_copy(update=others)
-    with pytest.raises(QualifyError) as raised, running(plan, tmp_path / "it.log", "serve"):
+    with pytest.raises(QualifyError) as raised, running_container(plan, tmp_path / "it.log", "serve"):
         pass
     assert raised.value.kind == kind
     assert docker_engine.containers() == []
@@ -324,9 +316,12 @@ def test_a_port_that_another_container_has_is_reported(shell: Callable[..., Cont
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with running(shell(WAITING, port=port), tmp_path / "it.log", "serve"):
+    with running_container(shell(WAITING, port=port), tmp_path / "it.log", "serve"):
         second = shell("true", port=port, name="vllm-qualify-second")
-        with pytest.raises(HostError, match=f"port {port} is in use") as raised, running(second, tmp_path / "2.log", "serve"):
+        with (
+            pytest.raises(HostError, match=f"port {port} is in use") as raised,
+            running_container(second, tmp_path / "2.log", "serve"),
+        ):
             pass
     assert raised.value.kind == "port-in-use"
 
@@ -346,9 +341,9 @@ def test_the_command_line_makes_the_very_container_that_is_launched(
         memory_limit_mib=512,
     )
     client = docker_engine.client()
-    with running(plan, tmp_path / "it.log", "serve") as watched:
+    with running_container(plan, tmp_path / "it.log", "serve") as watched:
         launched = client.api.inspect_container(watched.container_id)
-    detached = container.command_line(plan)[3:]
+    detached = command_line(plan)[3:]
     made = subprocess.run(["docker", "create", *detached], check=True, capture_output=True, text=True).stdout.strip()
     try:
         by_command = client.api.inspect_container(made)
@@ -361,7 +356,7 @@ def test_the_command_line_makes_the_very_container_that_is_launched(
 
 def comparable(about: dict[str, Any]) -> dict[str, Any]:
     """All of a container's configuration but the label of its owner, and what only a terminal's client sets."""
-    labels = {name: value for name, value in about["Config"]["Labels"].items() if name != container.OWNER_LABEL}
+    labels = {name: value for name, value in about["Config"]["Labels"].items() if name != OWNER_LABEL}
     config = about["Config"] | {"Labels": labels, "Env": sorted(about["Config"]["Env"])}
     of_a_terminal = ("AttachStdin", "AttachStdout", "AttachStderr", "Hostname", "ConsoleSize", "OpenStdin", "StdinOnce")
     given = config | about["HostConfig"]
@@ -374,11 +369,11 @@ def test_gpus_are_asked_for_by_the_same_request(docker_engine: Engine, shell: Ca
     client = docker_engine.client()
     plan = shell("true", gpus=[0, 3])
     made = subprocess.run(
-        ["docker", "create", *container.command_line(plan)[3:]], check=True, capture_output=True, text=True
+        ["docker", "create", *command_line(plan)[3:]], check=True, capture_output=True, text=True
     ).stdout.strip()
     by_command = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
     client.api.remove_container(made)
-    made = container.create(client, plan)
+    made = create_container(client, plan)
     by_call = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
     client.api.remove_container(made)
     assert by_call == by_command
@@ -394,8 +389,9 @@ def test_a_machine_whose_engine_has_no_gpu_is_a_cpu_machine(vllm_image: EngineIm
 HOLDS = """
 import sys, time
 from pathlib import Path
-from vllm_qualify.engine.container import ContainerPlan, running
-with running(ContainerPlan.model_validate_json(sys.argv[1]), Path(sys.argv[2]), "serve"):
+from vllm_qualify.engine.containers.plan import ContainerPlan
+from vllm_qualify.engine.containers.run import running_container
+with running_container(ContainerPlan.model_validate_json(sys.argv[1]), Path(sys.argv[2]), "serve"):
     print("running", flush=True)
     time.sleep(600)
 """
@@ -409,11 +405,11 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "running\n"
-        assert leftovers() == []
+        assert find_leftovers() == []
         assert remove_leftovers() == []
         assert docker_engine.containers() == ["vllm-qualify-test"]
         os.kill(holder.pid, signal.SIGKILL)
-    assert [(leftover.name, leftover.run, leftover.state) for leftover in leftovers()] == [
+    assert [(leftover.name, leftover.run, leftover.state) for leftover in find_leftovers()] == [
         ("vllm-qualify-test", "test", "running")
     ]
     shown = run(home, COMMAND, "doctor")
@@ -426,7 +422,7 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
 def test_an_engine_that_stops_is_reported_as_such_and_not_as_the_containers_end(
     docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
 ) -> None:
-    with running(shell(WAITING), tmp_path / "it.log", "serve") as watched:
+    with running_container(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         docker_engine.stop()
         try:
             with pytest.raises(HostError) as raised:
@@ -442,15 +438,15 @@ def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_remove
 ) -> None:
     try:
         plan = shell(WAITING)
-        with pytest.raises(ReleaseError, match="of its own") as raised, running(plan, tmp_path / "it.log", "serve"):
+        with pytest.raises(ReleaseError, match="of its own") as raised, running_container(plan, tmp_path / "it.log", "serve"):
             docker_engine.stop()
             raise ReleaseError("an error of its own", "none")
     finally:
         docker_engine.start()
     assert "the container vllm-qualify-test could not be removed" in raised.value.__notes__[0]
     # its owner, this process, still lives: it is no leftover yet
-    assert leftovers() == []
+    assert find_leftovers() == []
     client = docker_engine.client()
-    (left,) = client.containers.list(all=True, filters={"label": container.RUN_LABEL})
+    (left,) = client.containers.list(all=True, filters={"label": RUN_LABEL})
     assert left.status == "exited"
     left.remove()

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from prefect.client.schemas.actions import DeploymentUpdate
 
 from deployments.setup import CONTROL
 from tests.approver.running import Approver, approver_running
@@ -23,7 +22,6 @@ from tests.publish.policies import let_publish
 from tests.qualified import share_answers
 from tests.recipes import small, write
 from tests.s3 import Settings, make_bucket, settings_in
-from tests.warm.flows import warm_flow_runs
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import public_keys
@@ -90,12 +88,7 @@ class Fleet:
     approver: Approver
 
     def watch(self, registry: str) -> None:
-        request = {
-            "recipes": [self.recipe],
-            "gpu_types": ["cpu"],
-            "repository": f"{registry}/vllm/vllm-openai",
-            "store": STORE,
-        }
+        request = {"recipes": [self.recipe], "gpu_types": ["cpu"], "repository": f"{registry}/vllm/vllm-openai", "store": STORE}
         ended = self.runs.run("watch-releases/watch", request)
         assert ended.is_completed(), f"{ended}\n{self.runs.last_lines()}"
 
@@ -110,7 +103,7 @@ def fleet(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Fleet]:
-    """Made ready by the deployments' own command; its schedules are off, since the test says when, and its flow runs are forks.
+    """Made ready by the deployments' own command; its schedules are off, since the test says when.
 
     The workers have the rights of infra/terraform's policy publisher, and no key. The approver has both.
     """
@@ -121,7 +114,7 @@ def fleet(
     make_bucket(radosgw_settings, BUCKET)
     publisher = settings_in(radosgw_directory / "env.denied")
     let_publish(radosgw_settings, BUCKET, "denied")
-    # Workers of one user share a folder of Prefect. So all their flow runs are forks of one process.
+    # As workers of one user do, they share a folder of Prefect.
     prefect = {"PREFECT_HOME": str(tmp_path / "workers")}
     common = {**publisher, **docker_engine.settings, **prefect, "VLLM_QUALIFY_STORE": STORE}
     control_host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
@@ -131,7 +124,6 @@ def fleet(
         share_answers(Path(home), tmp_path_factory)
     recipe = str(write(small(tmp_path), tmp_path / "mine.yaml"))
     with (
-        warm_flow_runs() as flow_run,
         Worker(tmp_path, fleet_server.url, CONTROL, CONTROL, **control_host) as control,
         Worker(tmp_path, fleet_server.url, "cpu", "host", **host) as gpu_host,
         approver_running(STORE, tmp_path / "approver", radosgw_settings) as approver,
@@ -139,8 +131,6 @@ def fleet(
         runs = Runs(fleet_server, control.log, gpu_host.log, limit_s=900)
         with runs.client() as client:
             for deployment in client.read_deployments():
-                job = (deployment.job_variables or {}) | {"command": flow_run}
-                client.update_deployment(deployment.id, DeploymentUpdate(job_variables=job))
                 for schedule in client.read_deployment_schedules(deployment.id):
                     client.update_deployment_schedule(deployment.id, schedule.id, active=False)
         yield Fleet(runs, control, gpu_host, recipe, approver)
@@ -166,7 +156,7 @@ def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     runs.wait_until(lambda: runs.of_flow("qualify-host", since), "the host's run")
     (cell,) = runs.of_flow("qualify-host", since)
 
-    # The host's process is killed during the load. With what stands for it ends the fork itself, or it would complete the run.
+    # The host's process is killed during the load.
     runs.wait_until(lambda: list(store.keys("stages/accuracy/")), "the answers to be kept")
     assert docker_engine.containers() != []
     fleet.host.kill_flow_runs()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.test_hostile_model import SENTINEL, looked, make_hostile_model, victim
+from tests.builders.hostile_models import SENTINEL, looked, make_hostile_model, victim
 from tests.docker_engine import Engine
 from vllm_qualify.engine.environment import EngineEnvironment
 

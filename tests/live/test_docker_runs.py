@@ -18,26 +18,26 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.builders.worlds import world_of
 from tests.docker_engine import Engine, push_extended, push_image
 from tests.fakes import vllm as stand_in
 from tests.live import driver
 from tests.qualified import COMMAND, Qualified, furnished, run, undisturbed
 from tests.recipes import Document, small, write
-from tests.warm.commands import warm_start
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, public_keys
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.engine import image
-from vllm_qualify.engine.launch import Launch, find_engines, provide, read_machine
-from vllm_qualify.evidence import stages
-from vllm_qualify.evidence.load.client import UNFOLLOWED
+from vllm_qualify.engine.provision import Launch, find_engines, provide, read_machine
 from vllm_qualify.evidence.serving import serving
+from vllm_qualify.evidence.stages.load import LOAD
+from vllm_qualify.evidence.stages.stage import stage_folder
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 
 CELL = "reference/bf16/cpu/balanced"
-QUESTIONS = 100
+QUESTIONS = 150
 
 pytestmark = [pytest.mark.docker, pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
@@ -108,11 +108,7 @@ def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualifie
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED  reference/bf16/cpu/balanced" in done.stdout
     assert {gate.verdict for gate in in_a_container.report.judgement.gates} == {"pass"}
-    for expected in (
-        "is now vllm/vllm-openai:deploy",
-        "server starting: ",
-        f"accuracy: {QUESTIONS} of {QUESTIONS} questions",
-    ):
+    for expected in ("is now vllm/vllm-openai:deploy", "server starting: ", f"accuracy: {QUESTIONS} of {QUESTIONS} questions"):
         assert expected in done.stderr
 
 
@@ -211,8 +207,8 @@ def test_the_load_client_of_another_image_measures_the_same_server(
     loaded = load_recipe(str(write(small(tmp_path), tmp_path / "mine.yaml")))
     (plan,) = plan_cells(loaded, Choice(), engines, read_machine(engines.engine, "cpu"))
     evidence = home / "evidence"
-    with serving(plan, stages.stage_folder(evidence, "serve"), print) as served:
-        stage = stages.load_stage(served, plan, evidence, lambda *_: None, UNFOLLOWED, print)
+    with serving(plan, stage_folder(evidence, "serve"), print) as served:
+        stage = LOAD.run(world_of(served, plan, evidence))
         assert len(docker_engine.containers()) == 2, "the server's and the client's"
     assert docker_engine.containers() == []
     # 20 prompts are too few for the higher percentiles
@@ -349,7 +345,7 @@ def test_a_port_that_is_taken(stood_in: Attempt) -> None:
 
 
 def test_an_engine_that_is_stopped_in_the_middle_of_the_load_stage(stood_in: Attempt, docker_engine: Engine) -> None:
-    with warm_start(stood_in.folder, *stood_in.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([COMMAND, *stood_in.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: bool(log_of(stood_in.home, "load/metrics-1-before.txt")), process)
         docker_engine.stop()
         try:
@@ -387,7 +383,7 @@ def test_a_command_that_is_stopped_removes_its_container(
 
 
 def test_what_a_killed_command_left_is_removed_by_the_next_run(stood_in: Attempt, docker_engine: Engine) -> None:
-    with warm_start(stood_in.folder, *stood_in.command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([COMMAND, *stood_in.command], start_new_session=True, stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: "INFO" in log_of(stood_in.home, "serve/server.log"), process)
         process.kill()
     # The server's, and that in which the engine was asked about the recipe, if that was not over yet.

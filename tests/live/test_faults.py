@@ -40,9 +40,9 @@ def approvals(home: Path) -> list[str]:
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.parametrize("moment", ["before:smoke", "before:contract", "before:accuracy", "before:load", "after:load"])
 def test_a_server_killed_between_two_stages_is_never_approved(
-    moment: str, warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+    moment: str, engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
 ) -> None:
-    environment = of(warm_engine) if moment == "after:load" else stand_in_for(document, tmp_path)
+    environment = of(engine) if moment == "after:load" else stand_in_for(document, tmp_path)
     done = run(home, sys.executable, driver.__file__, moment, "run", recipe(document, tmp_path), **environment)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "error (the operator must act): serve: the server was ended by signal 9" in done.stderr
@@ -97,18 +97,16 @@ def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> 
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_corrupt_weights_end_the_serve_stage(
-    warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
-) -> None:
+def test_corrupt_weights_end_the_serve_stage(engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document) -> None:
     model = copy_of_the_model(tmp_path, document)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(warm_engine)), home)
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(engine)), home)
 
 
 @pytest.mark.usefixtures("prefect_server")
 def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(
-    warm_engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+    engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
 ) -> None:
     """With heads of 16 the CPU engine starts, answers /health, and dies on its first completion."""
     model = copy_of_the_model(tmp_path, document)
@@ -116,7 +114,7 @@ def test_a_server_that_is_healthy_and_cannot_complete_is_not_served(
     heads = {"head_dim": 16, "num_attention_heads": 8, "num_key_value_heads": 8}
     (model / "config.json").write_text(json.dumps(config | heads))
     document["variants"]["bf16"]["smoke_golden"] = None
-    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(warm_engine)), home)
+    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(engine)), home)
 
 
 def copy_of_the_model(folder: Path, document: Document) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -20,12 +19,11 @@ from tests.fleet import Postgres, PrefectServer, Worker
 from tests.fleet.runs import Runs
 from tests.fleet.stubbed import DONE_ONCE, HELD, STARTS
 from tests.recipes import write
-from tests.warm.flows import warm_flow_runs
 from vllm_qualify.approval.pointer import Pointer, read_pointer
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY
 from vllm_qualify.approver.decisions import Desk
-from vllm_qualify.approver.watch import approve_new
+from vllm_qualify.approver.service import approve_new
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
@@ -51,7 +49,6 @@ class Fleet:
     control: Worker
     worker: Worker
     folder: Path
-    job: dict[str, Any]
 
     @property
     def runs(self) -> Runs:
@@ -71,7 +68,7 @@ class Fleet:
         folder = self.folder / host
         folder.mkdir(exist_ok=True)
         own = {"VLLM_QUALIFY_HOST": host, "VLLM_QUALIFY_HOME": str(folder / "home"), "VLLM_QUALIFY_LOCKS": str(folder)}
-        return {**self.job["env"], **own, HELD: str(folder)}
+        return {**JOB["env"], **own, HELD: str(folder)}
 
     def start(self, host: str, request: dict[str, object], **settings: str) -> UUID:
         with self.runs.client() as client:
@@ -80,7 +77,7 @@ class Fleet:
                 deployment,
                 parameters={"request": request},
                 tags=["vllm-qualify"],
-                job_variables=self.job | {"env": self.environment(host) | settings},
+                job_variables=JOB | {"env": self.environment(host) | settings},
             ).id
 
     def hold(self, host: str, stage: str) -> Path:
@@ -92,25 +89,16 @@ class Fleet:
 
     def noted(self, host: str) -> list[str]:
         """What began and was done on a host: `begun STAGE RUN` and `done STAGE RUN`, the first one first."""
-        return [line.rpartition(" ")[0] for line in self._log_of(host)]
-
-    def _log_of(self, host: str) -> list[str]:
         log = self.folder / host / "stages.log"
         return log.read_text().splitlines() if log.exists() else []
 
     def await_begun(self, host: str, stage: str, run: UUID) -> None:
         self.runs.wait_until(lambda: f"begun {stage} {run}" in self.noted(host), f"{stage} of {run}")
 
-    def kill_flow_runs(self, *hosts: str) -> None:
-        """With -9. Waits for the end of those that began a stage on these hosts: a fork ends after its stand-in."""
-        self.worker.kill_flow_runs()
-        killed = [int(line.rpartition(" ")[2]) for host in hosts for line in self._log_of(host)]
-        self.runs.wait_until(lambda: not any(map(psutil.pid_exists, killed)), "the killed flow runs to be gone")
-
-    def kill(self, victim: str, *hosts: str) -> None:
+    def kill(self, victim: str) -> None:
         """With -9, and started again where it is a service."""
         if victim == "flow":
-            self.kill_flow_runs(*hosts)
+            self.worker.kill_flow_runs()
             return
         service: Any = getattr(self, victim)
         service.kill()
@@ -129,24 +117,19 @@ def fleet(_postgres: Postgres, _fleet_server: PrefectServer, tmp_path_factory: p
         "VLLM_QUALIFY_ENGINE": str(write_engine(folder / "engine")),
         f"{PRIVATE_KEY}_FILE": str(folder / "approver.pem"),
     }
-    with warm_flow_runs() as command:
-        job = JOB | {"command": command}
-        deploy(_fleet_server, job)
-        with (
-            Worker(folder, _fleet_server.url, CONTROL, CONTROL, **environment) as control,
-            Worker(folder, _fleet_server.url, "cpu", **environment) as worker,
-        ):
-            started = Fleet(_fleet_server, _postgres, control, worker, folder, job)
-            started.store.check()
-            yield started
+    deploy(_fleet_server)
+    with (
+        Worker(folder, _fleet_server.url, CONTROL, CONTROL, **environment) as control,
+        Worker(folder, _fleet_server.url, "cpu", **environment) as worker,
+    ):
+        started = Fleet(_fleet_server, _postgres, control, worker, folder)
+        started.store.check()
+        yield started
 
 
-def deploy(server: PrefectServer, job: dict[str, Any]) -> None:
+def deploy(server: PrefectServer) -> None:
     """The pools and deployments that these tests use; of `qualify-host` the stubbed one."""
-    entrypoints = {
-        "tend-fleet/tend": "flows.fleet.tend_fleet",
-        "qualify-host/cpu": "tests.fleet.stubbed.qualify_host",
-    }
+    entrypoints = {"tend-fleet/tend": "flows.fleet.tend_fleet", "qualify-host/cpu": "tests.fleet.stubbed.qualify_host"}
     with Runs(server).client() as client:
         for pool in (CONTROL, "cpu"):
             make_pool(client, pool)
@@ -159,7 +142,7 @@ def deploy(server: PrefectServer, job: dict[str, Any]) -> None:
                 work_pool_name="cpu" if deployment == "cpu" else CONTROL,
                 work_queue_name="release" if deployment == "cpu" else None,
                 pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}],
-                job_variables=job,
+                job_variables=JOB,
             )
 
 
@@ -224,7 +207,7 @@ def outcomes(request: pytest.FixtureRequest, fleet: Fleet) -> dict[str, Outcome]
     for stage, run in runs.items():
         fleet.await_begun(hosts[stage], stage, run)
     for killed in VICTIMS[victim]:
-        fleet.kill(killed, *hosts.values())
+        fleet.kill(killed)
     for path in held:
         path.unlink()
     if victim in STARTED_AGAIN:
@@ -287,7 +270,7 @@ def test_two_cells_for_one_machine_never_overlap_though_worker_and_run_are_kille
         # The last that a run does before it takes the machine.
         fleet.runs.wait_until(lambda: list(fleet.store.keys(f"attempts/{second}/")), "the second run to want the machine")
         assert runs_in(fleet.noted("shared")) == [str(first)]
-        fleet.kill_flow_runs("shared")
+        fleet.worker.kill_flow_runs()
         held.unlink()
         assert fleet.runs.ended(second).name == "Approved"
         assert fleet.runs.state(first).name == "Running", "nobody saw its end"

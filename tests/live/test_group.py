@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.live.test_chat_model import MODEL, recipe
+from tests.builders.chat_model import MODEL, recipe
 from tests.live.tool_questions import DRAWN, questions
-from tests.qualified import COMMAND, furnished, run
+from tests.qualified import COMMAND, furnished, of, run
 from tests.recipes import Document, write
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.loading import catalog_folder
@@ -53,7 +53,7 @@ def calls(folder: Path) -> Document:
 
 
 def test_groups_pass_one_gate_each_on_their_pooled_scores(
-    warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("group")
     (folder / "home").mkdir()
@@ -79,8 +79,7 @@ def test_groups_pass_one_gate_each_on_their_pooled_scores(
         {"metric": "acc", "task": "bfcl", "filter": "ast", "minimum": 0.6, "unit": "fraction"},
     ]
     home, path = furnished(folder / "home", tmp_path_factory), str(write(document, folder / "group.yaml"))
-    environment = {"VLLM_QUALIFY_ENGINE": str(warm_engine.python.parents[1])} | on_a_server
-    done = run(home, COMMAND, "run", path, "--allow-code", **environment)
+    done = run(home, COMMAND, "run", path, "--allow-code", **of(engine), **on_a_server)
     assert done.returncode == 0, done.stdout + done.stderr
     (report,) = [load_report(each) for each in (home / "runs").iterdir()]
     assert_pooled(report, "exact_match", "sums", sorted(SIZES))

@@ -6,20 +6,17 @@ Each recipe is qualified once, with loads as small as they can be and still have
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as families
 
+from tests.builders.load_profiles import LOAD, Qualify, counted, measured, runs_of
 from tests.live import driver
-from tests.qualified import COMMAND, DISTURBED, Qualified, furnished, processes_of, run, undisturbed
-from tests.recipes import Document, small, write
-from vllm_qualify.engine.environment import EngineEnvironment
+from tests.qualified import COMMAND, DISTURBED, Qualified, processes_of, undisturbed
+from tests.recipes import Document
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.fitting import Tried
-from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import kv_cache
 from vllm_qualify.publish.bundle import Manifest
 from vllm_qualify.publish.stores import open_store
@@ -30,39 +27,9 @@ pytestmark = pytest.mark.engine
 # Tokens in a block of the CPU engine's KV cache.
 BLOCK_TOK = 128
 CHAT_TEMPLATE = "{% for message in messages %}Question: {{ message['content'] }}\nAnswer:{% endfor %}"
-# Long enough that a sample of the server comes in each load, which is taken twice a second.
-LOAD: Document = {
-    "input_len": 16,
-    "output_len": 24,
-    "max_concurrency": 4,
-    "num_prompts": 40,
-    "num_warmups": 2,
-    "repeats": 2,
-    "most_repeats": 2,
-    "min_duration_s": 0.01,
-    "time_limit_s": 120,
-}
 # Loads of seconds may rightly not count on a busy machine, which is looked at too seldom: they are gated only where it is asked
 # why a load does not count.
 GATES = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
-Qualify = Callable[..., Qualified]
-
-
-@pytest.fixture(scope="module")
-def qualify(warm_engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Qualify:
-    """Qualifies a small recipe, which a function changes first, in a home of its own."""
-
-    def made(change: Callable[[Document, Path], None], *options: str, by: Sequence[str] = (COMMAND,)) -> Qualified:
-        home = furnished(tmp_path_factory.mktemp("profiles"), tmp_path_factory)
-        document = small(home)
-        change(document, home)
-        recipe = str(write(document, home / "recipe.yaml"))
-        store = f"file://{home}/store"
-        command = (*by, "run", recipe, "--store", store, *options)
-        done = run(home, *command, VLLM_QUALIFY_ENGINE=str(warm_engine.python.parents[1]), **on_a_server)
-        return Qualified(done, home, store)
-
-    return made
 
 
 def only_profile(document: Document, load: Document, **others: Any) -> Document:
@@ -70,12 +37,6 @@ def only_profile(document: Document, load: Document, **others: Any) -> Document:
     profile: Document = {"server": {"max-num-seqs": 8}, "load": LOAD | load, **others}
     document["gpu_types"]["cpu"]["profiles"] = {"balanced": profile}
     return profile
-
-
-def measured(report: Report, stage: str) -> dict[str, Measurement]:
-    """The measurements of a stage by their metric."""
-    (finished,) = (each for each in report.stages if each.stage == stage)
-    return {measurement.metric: measurement for measurement in finished.measurements}
 
 
 def value_of(report: Report, stage: str, metric: str) -> float:
@@ -115,12 +76,9 @@ def three_profiles(document: Document, folder: Path) -> None:
             "ranged": {
                 "server": shared,
                 "load": LOAD | {"length_spread": 0.5},
-                "sweep": sweep | {"resolution": 0.5, "most_runs": 4, "min_duration_s": 1},
+                "sweep": sweep | {"resolution": 0.5, "most_runs": 6, "min_duration_s": 1},
             },
-            "chat": {
-                "server": shared,
-                "load": of_file | {"prompts": str(prompts), "api": "chat"},
-            },
+            "chat": {"server": shared, "load": of_file | {"prompts": str(prompts), "api": "chat"}},
             "hurried": {
                 "server": {"max-num-seqs": 1},
                 "load": LOAD | {"max_concurrency": 1, "num_prompts": 20, "window": "whole", "time_budget_s": 0.1},
@@ -141,10 +99,6 @@ def folders(profiles: Qualified) -> dict[str, Path]:
     by_profile = {json.loads((folder / "plan.json").read_text())["cell"]["profile"]: folder for folder in runs_of(profiles)}
     assert sorted(by_profile) == ["chat", "hurried", "ranged"]
     return by_profile
-
-
-def runs_of(qualified: Qualified) -> list[Path]:
-    return sorted((qualified.home / "runs").iterdir())
 
 
 def test_every_profile_is_approved_and_published_whole(profiles: Qualified, folders: dict[str, Path]) -> None:
@@ -197,8 +151,15 @@ def test_a_sweep_finds_the_most_that_meets_its_slo(folders: dict[str, Path]) -> 
     unexpected = [problem for problem in swept.curve_problems if not any(words in problem for words in DISTURBED)]
     assert unexpected == []
     assert any(point.is_on_front for point in swept.curve) == bool(swept.curve)
-    if undisturbed(measurements["slo_request_rate_req_s"]):
-        assert (measurements["slo_request_rate_req_s"].value or 0) > 0
+    rate = measurements["slo_request_rate_req_s"]
+    met = [point.asked.level for point in swept.points if point.asked.is_open and point.meets_slo]
+    if rate.value is not None:
+        assert met.count(rate.value) >= 2
+    elif "6 runs were not enough" in (rate.invalid_because or ""):
+        # a machine that slows down on the way may make a rate miss that was met before
+        assert [point.asked.is_open for point in swept.points].count(True) == 6
+    else:
+        assert not undisturbed(rate)
     if undisturbed(measurements["slo_concurrency_req"]):
         assert measurements["slo_concurrency_req"].value == 4
         # at four clients all requests were in time
@@ -423,10 +384,7 @@ def not_measured(not_measured_runs: dict[str, Path]) -> dict[str, Report]:
 
 @pytest.mark.parametrize(
     ("profile", "what", "remedy"),
-    [
-        ("crowded", r"\d+ preemptions", "gpu-memory-utilization"),
-        ("remembering", "prefix", "no-enable-prefix-caching"),
-    ],
+    [("crowded", r"\d+ preemptions", "gpu-memory-utilization"), ("remembering", "prefix", "no-enable-prefix-caching")],
 )
 def test_a_load_that_does_not_count_is_invalid_with_a_remedy(
     not_measured: dict[str, Report], profile: str, what: str, remedy: str
@@ -455,12 +413,3 @@ def test_what_prompts_share_by_intent_hits_where_caching_is_on(
     shared = measured(not_measured["sharing"], "load")["prefix_hit_share"]
     if undisturbed(shared):
         assert shared.value == pytest.approx(hits / asked)
-
-
-def counted(pages: list[Path], name: str) -> float:
-    """How much a counter gained between two of the server's pages."""
-    before, after = (
-        sum(sample.value for family in families(page.read_text()) for sample in family.samples if sample.name == name)
-        for page in pages
-    )
-    return after - before

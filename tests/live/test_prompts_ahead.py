@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from vllm_qualify.engine.bench import Bench, give, prepare_commands, results_folder, run_command, staying
+from tests.builders.benches import MODEL, nothing, silent
+from vllm_qualify.engine.bench import Bench, give_file, prepare_commands, results_folder, run_command, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence.load.client import command_of, driven_by, run_repeat
-from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 pytestmark = pytest.mark.engine
-MODEL = str(catalog_folder() / "reference" / "model")
 CHUNK = {"choices": [{"index": 0, "text": " It", "finish_reason": "length"}], "usage": {"completion_tokens": 1}}
 # One after another, so that they come in their order.
 LOAD = Load(
@@ -79,24 +78,16 @@ def server() -> Iterator[Asked]:
 
 
 @pytest.fixture(scope="module")
-def client(warm_engine: EngineEnvironment, server: Asked) -> Client:
+def client(engine: EngineEnvironment, server: Asked) -> Client:
     url = f"http://127.0.0.1:{server.server_port}"
-    return Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
 
 
 @pytest.fixture(scope="module")
 def bench(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One for all tests but the one that counts what it has drawn: its start takes longer than their loads."""
-    with staying(client, tmp_path_factory.mktemp("bench") / "bench.log") as bench:
+    with running_bench(client, tmp_path_factory.mktemp("bench") / "bench.log") as bench:
         yield bench
-
-
-def nothing() -> None:
-    """The server is well."""
-
-
-def silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
 
 
 def file_of_prompts(folder: Path) -> str:
@@ -110,17 +101,17 @@ def test_what_is_asked_is_what_plain_bench_asks(
     dataset: str, client: Client, bench: Bench, server: Asked, tmp_path: Path
 ) -> None:
     prompts, rate = file_of_prompts(tmp_path) if dataset == "file" else None, 50.0 if dataset == "rate" else None
-    settings = LOAD.model_copy(update={"length_spread": 0.0}) if dataset == "file" else LOAD
+    settings = LOAD.model_copy(update={"request_rate": rate} | ({"length_spread": 0.0} if dataset == "file" else {}))
     (tmp_path / "load").mkdir()
 
     def commands_of(into: str, file: str | None) -> list[list[str]]:
-        return [command_of(client, "reference", settings, into, repeat, file, rate) for repeat in (1, 2)]
+        return [command_of(client, "reference", settings, into, repeat, file) for repeat in (1, 2)]
 
     plain = []
     for command in commands_of(str(tmp_path / "load"), prompts)[: 2 if dataset == "random" else 1]:
         subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         plain.append(server.taken())
-    commands = commands_of(results_folder(bench), give(bench, Path(prompts)) if prompts else None)
+    commands = commands_of(results_folder(bench), give_file(bench, Path(prompts)) if prompts else None)
     made_before = bench.process.log.read_text().count("prompts made ahead")
     prepare_commands(bench, commands)
     deadline = time.monotonic() + LIMIT_S
@@ -166,7 +157,7 @@ def test_random_prompts_that_bench_draws_again_are_counted(client: Client, serve
     process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
     asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
     told, asked = list[float](), list[str]()
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         for repeat in (1, 2):
             run_repeat(driven_by(asks, bench, settings, None), settings, tmp_path, repeat, silent)
             asked += [json.loads(body)["prompt"] for body in server.taken()]

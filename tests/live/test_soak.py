@@ -5,21 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.worlds import world_of
 from tests.fakes.vllm import make_engine
 from tests.report.builder import passed_report
-from vllm_qualify.engine.bench import Bench, staying
+from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.launch import read_machine
+from vllm_qualify.engine.provision import read_machine
 from vllm_qualify.engine.server import Client, ServerPlan
-from vllm_qualify.engine.start import serve
+from vllm_qualify.engine.server_start import serve
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.serving import Served, watched
-from vllm_qualify.evidence.stages import parse, soak_stage
+from vllm_qualify.evidence.serving import Served, watching_server
+from vllm_qualify.evidence.stages.soak import SOAK as STAGE
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.workload import Load, Soak
+from vllm_qualify.recipe.searches import Soak
 
 pytestmark = pytest.mark.engine
 MODEL = str(catalog_folder() / "reference" / "model")
@@ -52,10 +55,10 @@ def planned(folder: Path, behaviour: str) -> CellPlan:
 
 
 @pytest.fixture(scope="module")
-def bench(warm_engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The real engine's bench, for both servers."""
-    client = Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url="", model=MODEL, paths=[Path(MODEL)])
-    with staying(client, tmp_path_factory.mktemp("bench") / "bench.log") as each:
+    client = Client(program=str(engine.vllm), python=str(engine.python), url="", model=MODEL, paths=[Path(MODEL)])
+    with running_bench(client, tmp_path_factory.mktemp("bench") / "bench.log") as each:
         yield each
 
 
@@ -64,9 +67,9 @@ def soaked(behaviour: str, bench: Bench, folder: Path) -> list[Measurement]:
     plan, evidence = planned(folder, behaviour), folder / "evidence"
     at_server = evidence / "serve"
     at_server.mkdir(parents=True)
-    with serve(plan.server, at_server, print) as server, watched(server, plan, at_server):
+    with serve(plan.server, at_server, print) as server, watching_server(server, plan, at_server):
         asking = bench.model_copy(update={"client": bench.client.model_copy(update={"url": server.url})})
-        stage = soak_stage(Served(server=server, bench=asking), plan, evidence, print)
+        stage = STAGE.run(world_of(Served(server=server, bench=asking), plan, evidence))
     assert parse("soak", plan, evidence) == stage.measurements
     return stage.measurements
 

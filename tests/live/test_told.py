@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.test_prompts_ahead import MODEL, silent
-from vllm_qualify.engine.bench import Bench, staying
+from tests.builders.benches import MODEL, silent
+from tests.builders.loads import load_server
+from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.process import RunningProcess
 from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.evidence.load.client import driven_by, run_repeat
 from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.sequential import Levels
-from vllm_qualify.recipe.serving import VLLM
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
+pytestmark = pytest.mark.engine
 SAID = 32
 LOAD = Load(
     input_len=16,
@@ -91,14 +92,14 @@ def server() -> Iterator[Lies]:
 
 
 @pytest.fixture
-def client(warm_engine: EngineEnvironment, server: Lies) -> Client:
+def client(engine: EngineEnvironment, server: Lies) -> Client:
     url = f"http://127.0.0.1:{server.server_port}"
-    return Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
 
 
 @pytest.fixture
 def bench(client: Client, tmp_path: Path) -> Iterator[Bench]:
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         yield bench
 
 
@@ -115,7 +116,7 @@ def test_a_server_that_sends_12_of_32_tokens_measured_nothing(
             run_repeat(driven_by(asks, bench, LOAD, None), LOAD, folder, repeat, silent)
         told = json.loads((folder / "tokens-1.json").read_text())["tokens"]
         assert told == [sends] * LOAD.num_prompts, "each ' cups' is one token of this model"
-        rows = parse_load(folder, LOAD, Levels(), VLLM, {"no-enable-prefix-caching": True})
+        rows = parse_load(folder, LOAD, Levels(), load_server({"no-enable-prefix-caching": True}, model=asks.served_model_name))
         reasons.append(next(row.invalid_because or "" for row in rows if row.metric == "output_throughput_tok_s"))
     honest, lying = reasons
     assert "brought" not in honest

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from vllm_qualify.engine.bench import prepare_commands, results_folder, run_command, staying
+from tests.builders.benches import MODEL, nothing, silent
+from tests.builders.loads import load_server
+from vllm_qualify.engine.bench import prepare_commands, results_folder, run_command, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client
-from vllm_qualify.evidence.load.agreement import Asked, result_problems
+from vllm_qualify.evidence.load.agreement import result_problems
 from vllm_qualify.evidence.load.client import command_of
-from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 
 pytestmark = pytest.mark.engine
-MODEL = str(catalog_folder() / "reference" / "model")
+
 TURNS, CHATS, CLIENTS = 3, 4, 2
 LOAD = Load(
     input_len=12,
@@ -86,22 +87,14 @@ def server() -> Iterator[Chats]:
         chats.shutdown()
 
 
-def nothing() -> None:
-    """The server is well."""
-
-
-def silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
-
-
-def test_each_turn_has_all_that_was_said_before_it(warm_engine: EngineEnvironment, server: Chats, tmp_path: Path) -> None:
+def test_each_turn_has_all_that_was_said_before_it(engine: EngineEnvironment, server: Chats, tmp_path: Path) -> None:
     """The first repeat's prompts are made ahead; between the two, a load without turns is run."""
     url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(warm_engine.vllm), python=str(warm_engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
     (tmp_path / "load").mkdir()
     single = LOAD.model_copy(update={"turns": 1, "num_prompts": 4})
     bodies: dict[int, list[dict[str, Any]]] = {}
-    with staying(client, tmp_path / "bench.log") as bench:
+    with running_bench(client, tmp_path / "bench.log") as bench:
         into = results_folder(bench)
         prepare_commands(bench, [command_of(client, "reference", LOAD, into, 1)])
         for repeat, settings in ((1, LOAD), (2, single), (3, LOAD)):
@@ -115,13 +108,11 @@ def test_each_turn_has_all_that_was_said_before_it(warm_engine: EngineEnvironmen
         assert_chats(bodies[repeat])
         result = json.loads((tmp_path / "load" / f"bench-{repeat}.json").read_text())
         assert result["turns"] == str(TURNS)
-        problems = result_problems(result, Asked(LOAD, "reference"), "vllm", {})
+        problems = result_problems(result, LOAD, load_server({}))
         assert [problem for problem in problems if "turns" in problem] == []
         # As if no turn had waited for the one before.
         moved = result | {"start_times": [min(result["start_times"]) + 1e-4 * at for at in range(TURNS * CHATS)]}
-        assert any(
-            "turns began before the reply" in each for each in result_problems(moved, Asked(LOAD, "reference"), "vllm", {})
-        )
+        assert any("turns began before the reply" in each for each in result_problems(moved, LOAD, load_server({})))
     plain = json.loads((tmp_path / "load" / "bench-2.json").read_text())
     assert "turns" not in plain
 

@@ -9,12 +9,12 @@ from infra.reference_vision import variants
 from tests.directions import CONTRACT
 from tests.evidence.contract.server import failing, unknown
 from tests.recipes import Document, write
-from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.launch import Launch, find_engines, read_machine
-from vllm_qualify.engine.start import await_ready, launch
-from vllm_qualify.evidence.accuracy import loading, parse_task, prepare_task
-from vllm_qualify.evidence.contract.asking import measure_contract
+from vllm_qualify.engine.provision import Launch, find_engines, read_machine
+from vllm_qualify.engine.server_start import await_ready, launch
+from vllm_qualify.evidence.accuracy.lm_eval_process import prepare_task, running_lm_eval
+from vllm_qualify.evidence.accuracy.measurements import parse_task
 from vllm_qualify.evidence.contract.checks import parse_contract
+from vllm_qualify.evidence.contract.measure import measure_contract
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import bounds_of, measurements_of
@@ -26,12 +26,7 @@ from vllm_qualify.recipe.loading import catalog_folder, load_recipe
 
 MODEL = catalog_folder() / "reference-vision" / "model"
 QUESTIONS = 100
-pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(autouse=True)
-def _forks(warm_engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(warm_engine.python.parents[1]))
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engine")]
 
 
 def recipe(folder: Path, model: Path) -> Path:
@@ -62,7 +57,7 @@ def asked(folder: Path, model: Path, *tasks: str) -> tuple[dict[str, Measurement
         measure_contract(server, contract, plan.smoke.prompt, folder / "contract")
         for task in (task for task in plan.accuracy if task.name in tasks):
             into = folder / "accuracy" / task.name
-            with loading(starting, plan.server.served_model_name, task, folder / f"lm-eval-{task.name}") as lm_eval:
+            with running_lm_eval(starting, plan.server.served_model_name, task, folder / f"lm-eval-{task.name}") as lm_eval:
                 run = prepare_task(server, lm_eval, into, lambda *_: None)
                 run.ask(run.steps[0])
             rows += parse_task(into, task, Levels())

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
+from tests.builders.loads import load_server
 from tests.recipes import reference
-from vllm_qualify.engine.bench import Bench, staying
+from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.server import Client, Server, ServerPlan
-from vllm_qualify.engine.start import serve
+from vllm_qualify.engine.server_start import serve
 from vllm_qualify.evidence.load.client import UNFOLLOWED, Driven, driven_by, measure_load
 from vllm_qualify.evidence.load.result import BESIDE
-from vllm_qualify.evidence.load.warmed import warm_up_problems
+from vllm_qualify.evidence.load.warm_up import warm_up_problems
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.loading import catalog_folder
-from vllm_qualify.recipe.serving import VLLM, ServerArguments
+from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.traces.trace import Request, Trace
-from vllm_qualify.recipe.workload import Load
 
 pytestmark = pytest.mark.engine
 MODEL = str(catalog_folder() / "reference" / "model")
@@ -25,13 +26,13 @@ ARGUMENTS: ServerArguments = {"max-num-seqs": 8}
 USUAL: dict[str, Any] = {"output_len": 4, "num_warmups": 2, "repeats": 1, "most_repeats": 1, "min_duration_s": 0.001}
 OPEN: dict[str, Any] = {**USUAL, "max_concurrency": 1, "num_prompts": 20, "request_rate": 40.0}
 CLOSED: dict[str, Any] = {**USUAL, "max_concurrency": 4, "num_prompts": 20}
-TRACE = Trace.of(16, [Request(at / 40, 16 + at, 4, (at, at + 1, at + 2)) for at in range(20)])
+TRACE = Trace.from_requests(16, [Request(at / 40, 16 + at, 4, (at, at + 1, at + 2)) for at in range(20)])
 
 
 @pytest.fixture(scope="module")
-def servers(warm_engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+def servers(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     folder, on_cpu = tmp_path_factory.mktemp("servers"), reference()["gpu_types"]["cpu"]
-    about = {"engine": warm_engine, "model": MODEL, "revision": None, "served_model_name": "reference"}
+    about = {"engine": engine, "model": MODEL, "revision": None, "served_model_name": "reference"}
     about |= {"arguments": on_cpu["server"] | ARGUMENTS, "environment": on_cpu["environment"], "startup_timeout_s": 300}
     plan = ServerPlan.model_validate(about)
     one, other = folder / "one", folder / "other"
@@ -43,12 +44,12 @@ def servers(warm_engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def benches(
-    warm_engine: EngineEnvironment, servers: list[Server], tmp_path_factory: pytest.TempPathFactory
+    engine: EngineEnvironment, servers: list[Server], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Bench]]:
     folder = tmp_path_factory.mktemp("benches")
-    about = {"program": str(warm_engine.vllm), "python": str(warm_engine.python), "model": MODEL, "paths": [Path(MODEL)]}
+    about = {"program": str(engine.vllm), "python": str(engine.python), "model": MODEL, "paths": [Path(MODEL)]}
     first, second = (Client.model_validate({**about, "url": server.url}) for server in servers)
-    with staying(first, folder / "first.log") as one, staying(second, folder / "second.log") as other:
+    with running_bench(first, folder / "first.log") as one, running_bench(second, folder / "second.log") as other:
         yield [one, other]
 
 
@@ -81,4 +82,4 @@ def test_what_a_warm_up_of_both_leaves_is_what_a_load_in_turns_must_have(
     ours, beside = (driven(server, bench) for server, bench in zip(servers, benches, strict=True))
     measure_load(ours, settings, folder, lambda *_: None, UNFOLLOWED, beside)
     for side in (folder, folder / BESIDE):
-        assert warm_up_problems(side, settings, VLLM, ARGUMENTS, "reference") == []
+        assert warm_up_problems(side, settings, load_server(ARGUMENTS)) == []

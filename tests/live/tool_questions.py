@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from infra.reference_chat.conversations import Conversation, conversations
-from vllm_qualify.evidence.tools.questions import Kind
+from vllm_qualify.evidence.accuracy.tools.questions import Kind
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>")
 # The conversations of which questions of each kind are.

@@ -1,61 +1,86 @@
 """A plan that came from another machine, held against the recipe that this machine has."""
 
 from collections.abc import Callable
+from datetime import date
+from pathlib import Path
 
 import pytest
 
-from tests.plan.test_plan import CPU, H200, document, engine, gpu_engine, loaded
+from tests.builders.plans import H200, document, engine, gpu_engine, plans_of
 from tests.recipes import Document
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
-from vllm_qualify.plan.cells import plan_cells, within_budget
-from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.cells import plan_fitted, within_budget
 from vllm_qualify.plan.conformity import difference
+from vllm_qualify.plan.gates import judged_by
+from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.gates import Waiver
+from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.recipe import Approval, Recipe
+from vllm_qualify.recipe.roles import EFFORT, WORK, role_of
 from vllm_qualify.recipe.sampling import Sampling
-from vllm_qualify.recipe.workload import Likelihood, Soak
+from vllm_qualify.recipe.searches import Fit, ProfileStages, Soak, Sweep
 
 __all__ = ["document", "engine", "gpu_engine"]
 
 Change = Callable[[CellPlan], dict[str, object]]
 
 
-def plans(document: Document, engine: EngineEnvironment, machine: Fingerprint = CPU) -> list[CellPlan]:
-    return plan_cells(loaded(document), Choice(), Engines(engine=engine), machine)
-
-
 def test_what_the_recipe_gives_does_not_differ(document: Document, engine: EngineEnvironment) -> None:
     recipe = Recipe.model_validate(document)
-    cells = plans(document, engine)
+    cells = plans_of(document, engine)
     assert len(cells) == 2
     assert {difference(plan, recipe) for plan in cells} == {""}
 
 
 def test_nor_on_a_gpu(document: Document, gpu_engine: EngineEnvironment) -> None:
-    assert [difference(plan, Recipe.model_validate(document)) for plan in plans(document, gpu_engine, H200)] == [""]
-
-
-def test_a_plan_of_an_older_version_asked_the_prompts_of_its_seed_alone(document: Document, engine: EngineEnvironment) -> None:
-    for plan in plans(document, engine):
-        older = plan.load.model_copy(update={"seeded_by": None})
-        assert difference(plan.model_copy(update={"load": older}), Recipe.model_validate(document)) == ""
+    assert [difference(plan, Recipe.model_validate(document)) for plan in plans_of(document, gpu_engine, H200)] == [""]
 
 
 def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine: EngineEnvironment) -> None:
     profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
     profile["fit"] = {"max_num_seqs": True}
     recipe = Recipe.model_validate(document)
-    for plan in plans(document, engine):
+    for plan in plans_of(document, engine):
         assert difference(within_budget(plan, 60.0), recipe) == ""
-    plan = plans(document, engine)[0]
+    plan = plans_of(document, engine)[0]
     server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-seqs": 77}})
     assert difference(plan.model_copy(update={"server": server}), recipe) == ""
 
 
+def test_what_a_fit_finds_is_held_to_what_it_may_try(document: Document, gpu_engine: EngineEnvironment) -> None:
+    """A host could judge a toy load by the gates of the real one, or more GPUs than the fit offers."""
+    profile = document["gpu_types"]["h200"]["profiles"]["balanced"]
+    profile["fit"] = {"max_num_seqs": True, "tensor_parallel_sizes": [1, 2]}
+    profile["load"] = {"input_len": 400, "output_len": 50, "num_warmups": 0}
+    recipe = Recipe.model_validate(document)
+    machine = H200.model_copy(update={"count": 8, "devices": list(range(8))})
+    (plan,) = plans_of(document, gpu_engine, machine)
+    found = plan_fitted(plan, {"max-num-seqs": 8, "tensor-parallel-size": 2})
+    assert (difference(plan, recipe), difference(found, recipe)) == ("", "")
+    toy = found.load.model_copy(update={"input_len": 1, "output_len": 1})
+    assert difference(found.model_copy(update={"load": toy}), recipe).startswith("load settings")
+    wider = plan_fitted(plan, {"max-num-seqs": 8, "tensor-parallel-size": 8})
+    assert difference(wider, recipe).startswith("what the fit found")
+
+
+def test_a_run_that_was_measured_for_more_gates_is_no_difference(document: Document, engine: EngineEnvironment) -> None:
+    """As after `rejudge` by a recipe that has no gates against a baseline any more."""
+    plan = plans_of(document, engine)[0]
+    document["gates"] = [gate for gate in document["gates"] if not gate.keys() & {"max_loss", "max_nll_increase"}]
+    recipe = Recipe.model_validate(document)
+    assert difference(judged_by(plan, recipe), recipe) == ""
+
+
 GREEDY = Sampling(temperature=0)
+OF_CELL = {"gpu_type": "cpu", "variant": "bf16", "profile": "latency"}
+WAIVER = Waiver(gate="contract_seed", owner="Mallory", reason="a host says so", expires=date(2100, 1, 1), **OF_CELL)
+LOAD = {"input_len": 8, "output_len": 4, "num_warmups": 0}
+
+
+def tasks(plan: CellPlan, **changes: object) -> dict[str, object]:
+    return {"accuracy": [task.model_copy(update=changes) for task in plan.accuracy]}
 
 
 def served(plan: CellPlan, **changes: object) -> dict[str, object]:
@@ -67,45 +92,69 @@ def released(plan: CellPlan) -> dict[str, object]:
     return {"cell": plan.cell.model_copy(update={"release": release})}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda plan: {"gates": plan.gates[1:]}, "gates: not as"),
-        (lambda plan: {"gates": plan.gates[:-1]}, "gates: not as"),
-        (lambda _: {"approval": Approval(automatic=True, valid_days=3650)}, "approval: not as"),
-        (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
-        (lambda _: {"starts": 1}, "starts: not as"),
-        (lambda _: {"soak": Soak(soak_min=1.0, soak_share=0.5)}, "soak: not as"),
-        (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
-        (
-            lambda plan: {"accuracy": [task.model_copy(update={"recommended": GREEDY}) for task in plan.accuracy]},
-            "sampling that the model recommends",
-        ),
-        (lambda _: {"likelihood": None}, "likelihood settings"),
-        (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),
-        (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
-        (lambda plan: {"load": plan.load.model_copy(update={"seeded_by": "another"})}, "load settings"),
-        (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
-        (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
-        (lambda plan: served(plan, signed_by="another"), "publisher's key"),
-        (lambda _: {"named_anchor": "20260301T080000Z-0a1b2c"}, "named anchor"),
-        (lambda _: {"baseline_variant": "regressed"}, "baseline's variant"),
-        (released, "model and engine"),
-        (lambda plan: served(plan, served_model_name="another"), "served model name"),
-        (lambda plan: served(plan, aliases=["another"]), "served model name"),
-        (lambda plan: served(plan, memory_limit_gib=1.0), "memory limit"),
-        (lambda _: {"baseline_variant": "worse"}, "baseline's variant"),
-        (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
-    ],
-)
+CHANGES: list[tuple[Change, str]] = [
+    (lambda plan: {"gates": plan.gates[1:]}, "gates: not as"),
+    (lambda plan: {"gates": plan.gates[:-1]}, "gates: not as"),
+    (lambda _: {"approval": Approval(automatic=True, valid_days=3650)}, "approval: not as"),
+    (lambda plan: {"smoke": plan.smoke.model_copy(update={"prompt": "1"})}, "smoke and accuracy settings"),
+    (lambda _: {"starts": 1}, "starts: not as"),
+    (lambda _: {"soak": Soak(soak_min=1.0, soak_share=0.5)}, "soak: not as"),
+    (lambda _: {"accuracy": []}, "smoke and accuracy settings"),
+    (lambda plan: tasks(plan, recommended=GREEDY), "sampling that the model recommends"),
+    (lambda _: {"likelihood": None}, "likelihood settings"),
+    (lambda _: {"likelihood": LikelihoodPlan(settings=Likelihood(num_answers=1))}, "likelihood settings"),
+    (lambda _: {"fit": Fit(max_num_seqs=True)}, "fit"),
+    (lambda _: {"sweep": Sweep(concurrencies=[1])}, "sweep"),
+    (lambda _: {"smoke_golden": " 13"}, "smoke golden"),
+    (lambda _: {"contract": None}, "contract"),
+    (lambda _: {"waivers": [WAIVER]}, "waivers"),
+    (lambda _: {"watched": False}, "checks during the load"),
+    (lambda _: {"warms_alike": True}, "checks during the load"),
+    (lambda plan: {"beside": plan.server}, "checks during the load"),
+    (lambda plan: {"undrafted": plan.server}, "server without drafts"),
+    (lambda _: {"undrafted_in_turn": True}, "server without drafts"),
+    (lambda _: {"warm_starts": 7}, "warm starts"),
+    (lambda _: {"workload": LoadSettings(**LOAD)}, "workload of a fit"),
+    (lambda plan: tasks(plan, sequential=False), "how tasks are asked"),
+    (lambda plan: tasks(plan, repetitions=1), "how tasks are asked"),
+    (lambda plan: tasks(plan, num_concurrent=1), "how tasks are asked"),
+    (lambda plan: tasks(plan, folder=Path("/elsewhere")), "how tasks are asked"),
+    (lambda plan: served(plan, gpus=[0]), "number of GPUs"),
+    (lambda plan: {"load": plan.load.model_copy(update={"num_prompts": 5})}, "load settings"),
+    (lambda plan: {"load": plan.load.model_copy(update={"seeded_by": "another"})}, "load settings"),
+    (lambda plan: {"load": plan.load.model_copy(update={"seeded_by": None})}, "load settings"),
+    (lambda plan: served(plan, arguments=plan.server.arguments | {"max-model-len": 7}), "server options"),
+    (lambda plan: served(plan, environment={"VLLM_X": "1"}), "environment variables"),
+    (lambda plan: served(plan, signed_by="another"), "publisher's key"),
+    (lambda _: {"named_anchor": "20260301T080000Z-0a1b2c"}, "named anchor"),
+    (lambda _: {"baseline_variant": "regressed"}, "baseline's variant"),
+    (released, "model and engine"),
+    (lambda plan: served(plan, served_model_name="another"), "served model name"),
+    (lambda plan: served(plan, aliases=["another"]), "served model name"),
+    (lambda plan: served(plan, memory_limit_gib=1.0), "memory limit"),
+    (lambda _: {"baseline_variant": "worse"}, "baseline's variant"),
+    (lambda plan: {"cell": plan.cell.model_copy(update={"profile": "easy"})}, "the recipe has no profile 'easy'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_what_a_host_changed_is_reported(document: Document, engine: EngineEnvironment, change: Change, message: str) -> None:
-    plan = plans(document, engine)[0]
+    plan = plans_of(document, engine)[0]
     assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(message)
+
+
+def test_every_field_of_a_plan_that_a_recipe_says_was_changed_so(document: Document, engine: EngineEnvironment) -> None:
+    """A new field that no host may change needs its line in the list above. Those of a profile's stages are all held alike."""
+    plan = plans_of(document, engine)[0]
+    changed = {name for change, _ in CHANGES for name in change(plan)}
+    said = {name for name in CellPlan.model_fields if role_of(CellPlan, name) in (WORK, EFFORT)}
+    assert changed & ProfileStages.model_fields.keys()
+    assert said - ProfileStages.model_fields.keys() - changed == set()
 
 
 def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, engine: EngineEnvironment) -> None:
     """A branch can mean any commit; whoever starts a run cannot choose another one than a recipe that names it."""
-    plan = plans(document, engine)[0]
+    plan = plans_of(document, engine)[0]
     (variant,) = (each for name, each in document["variants"].items() if name == plan.cell.variant)
     for revision, message in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
         variant["revision"] = revision
@@ -113,22 +162,16 @@ def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, e
 
 
 def test_a_contract_that_is_left_out_or_is_asked_for_in_part_is_reported(document: Document, engine: EngineEnvironment) -> None:
-    recipe = Recipe.model_validate(document)
-    plan = plans(document, engine)[0]
+    recipe, plan = Recipe.model_validate(document), plans_of(document, engine)[0]
     assert difference(plan, recipe) == ""
-    changes = (
-        None,
-        Contract(time_limit_s=7.0),
-        Contract(not_asked={"contract_stop": "it fails"}),
-        Contract(capabilities=["chat"]),
-    )
-    for contract in changes:
+    less = (Contract(time_limit_s=7.0), Contract(not_asked={"contract_stop": "it fails"}), Contract(capabilities=["chat"]))
+    for contract in (None, *less):
         assert "contract: not as" in difference(plan.model_copy(update={"contract": contract}), recipe)
 
 
 def test_a_promise_that_is_left_out_is_reported(document: Document, engine: EngineEnvironment) -> None:
     promising = document | {"capabilities": ["chat", "tools"]}
-    plan, recipe = plans(promising, engine)[0], Recipe.model_validate(promising)
+    plan, recipe = plans_of(promising, engine)[0], Recipe.model_validate(promising)
     assert difference(plan, recipe) == ""
     assert plan.contract is not None
     fewer = plan.contract.model_copy(update={"capabilities": ["chat"]})
@@ -139,7 +182,7 @@ def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: Engi
     profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
     profile["load"] = {"input_len": 8, "output_len": 4, "num_warmups": 0, "request_rate": 2.0}
     recipe = Recipe.model_validate(document)
-    plan = plans(document, engine)[0]
+    plan = plans_of(document, engine)[0]
     assert difference(plan, recipe) == ""
     slower = plan.load.model_copy(update={"request_rate": 1.0})
     assert difference(plan.model_copy(update={"load": slower}), recipe).startswith("load settings")

@@ -1,23 +1,23 @@
 """Requests longer than the server takes are refused before it is started."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tests.plan.test_plan import CPU, document, engine, loaded, only
+from tests.builders.plans import document, engine, only, plans_of
 from tests.recipes import Document
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.launch import Engines
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.conformity import difference
+from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.recipe import Profile, Recipe
-from vllm_qualify.recipe.workload import LoadSettings, Sweep
+from vllm_qualify.recipe.searches import Sweep
 
 __all__ = ["document", "engine"]
 
@@ -28,7 +28,7 @@ SHORT = LOAD | {"input_len": 32}
 def planned(document: Document, engine: EngineEnvironment, folder: Path, config: Any, server: Document) -> CellPlan:
     document["gpu_types"]["cpu"]["profiles"]["latency"] = {"load": LOAD, "server": server}
     (folder / "bf16" / "config.json").write_text(json.dumps(config))
-    return only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    return only(plans_of(document, engine, choice=Choice(profile="latency")))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,9 @@ def planned(document: Document, engine: EngineEnvironment, folder: Path, config:
 def test_a_context_that_the_server_does_not_take_is_refused(
     document: Document, engine: EngineEnvironment, tmp_path: Path, config: Document, server: Document, says: str
 ) -> None:
-    with pytest.raises(CallerError) as raised:
+    message = f"gpu_types.cpu.profiles.latency.load: the longest request has 33,024 tokens, prompt and reply, and {says}\n"
+    with pytest.raises(CallerError, match=f"^{re.escape(message)}"):
         planned(document, engine, tmp_path, config, server)
-    assert raised.value.problem == f"the longest request has 33,024 tokens, prompt and reply, and {says}"
-    assert raised.value.place == "gpu_types.cpu.profiles.latency.load"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def with_trace(
     settings = {"trace": str(folder / "trace.jsonl"), "window": "whole", "num_warmups": 0, **load}
     profile = {"load": settings, "server": {"max-model-len": 1000}, "gates": list(gates)}
     document["gpu_types"]["cpu"]["profiles"]["latency"] = profile
-    return only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU))
+    return only(plans_of(document, engine, choice=Choice(profile="latency")))
 
 
 def rows_of(count: int, every_s: float = 1.0, **last: Any) -> list[Document]:
@@ -96,15 +95,12 @@ def rows_of(count: int, every_s: float = 1.0, **last: Any) -> list[Document]:
     return [*rows[:-1], rows[-1] | last]
 
 
-def test_a_trace_of_a_plan_is_all_of_its_file(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
-    plan = with_trace(document, engine, tmp_path, rows_of(7))
-    assert (plan.load.num_prompts, plan.load.is_open, plan.prompts) == (7, True, tmp_path / "trace.jsonl")
-    assert difference(plan, Recipe.model_validate(document)) == ""
-
-
-def test_or_its_first_requests(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
-    plan = with_trace(document, engine, tmp_path, rows_of(7), num_prompts=3)
-    assert plan.load.num_prompts == 3
+@pytest.mark.parametrize(("settings", "count"), [({}, 7), ({"num_prompts": 3}, 3)])
+def test_a_trace_of_a_plan_is_all_of_its_file_or_its_first_requests(
+    document: Document, engine: EngineEnvironment, tmp_path: Path, settings: dict[str, int], count: int
+) -> None:
+    plan = with_trace(document, engine, tmp_path, rows_of(7), **settings)
+    assert (plan.load.num_prompts, plan.load.is_open, plan.prompts) == (count, True, tmp_path / "trace.jsonl")
     assert difference(plan, Recipe.model_validate(document)) == ""
 
 
@@ -156,15 +152,8 @@ def test_a_speed_is_of_a_trace() -> None:
         LoadSettings(input_len=8, output_len=8, num_warmups=0, trace_speed=2.0)
 
 
-OF_TURNS: Document = {
-    "input_len": 50,
-    "output_len": 10,
-    "api": "chat",
-    "turns": 4,
-    "window": "whole",
-    "num_warmups": 0,
-    "max_concurrency": 3,
-}
+OF_TURNS: Document = {"input_len": 50, "output_len": 10, "api": "chat", "turns": 4, "window": "whole"}
+OF_TURNS |= {"num_warmups": 0, "max_concurrency": 3}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +177,7 @@ def test_a_load_of_chats_has_whole_chats_and_its_longest_request_is_the_last_tur
     settings = LoadSettings.model_validate(OF_TURNS | {"shared_prefix_len": 100})
     assert settings.longest_tok == 100 + 4 * (50 + 10)
     # 5 for each client are 15, and for the percentile 101: both in whole chats.
-    assert [settings.of(None, least).num_prompts for least in (1, 101)] == [16, 104]
+    assert [settings.make_load(None, least).num_prompts for least in (1, 101)] == [16, 104]
 
 
 @pytest.mark.parametrize(
@@ -228,19 +217,18 @@ def of_long_contexts(document: Document, task: str, most: object, **settings: An
 
 def test_a_task_of_a_longer_context_than_the_server_takes_is_refused(document: Document, engine: EngineEnvironment) -> None:
     document = of_long_contexts(document, "long_8192", 8191)
-    with pytest.raises(CallerError) as raised:
-        plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)
-    assert raised.value.problem == "long_8192 has 8,192 tokens, prompt and reply, and max-model-len is 8,191"
-    assert raised.value.place == "accuracy.long_8192"
+    message = "accuracy.long_8192: long_8192 has 8,192 tokens, prompt and reply, and max-model-len is 8,191\n"
+    with pytest.raises(CallerError, match=f"^{re.escape(message)}"):
+        plans_of(document, engine, choice=Choice(profile="latency"))
 
 
 def test_a_task_of_a_context_that_the_server_takes_is_planned(document: Document, engine: EngineEnvironment) -> None:
     document = of_long_contexts(document, "long_8192", 8192)
-    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    (task,) = only(plans_of(document, engine, choice=Choice(profile="latency"))).accuracy
     assert (task.settings.context_tok, task.settings.long_reply_tok) == (8192, 128)
 
 
 def test_a_task_of_ones_own_may_have_such_a_name(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
     document = of_long_contexts(document, "long_8192", 1024, task_folder=str(tmp_path))
-    (task,) = only(plan_cells(loaded(document), Choice(profile="latency"), Engines(engine=engine), CPU)).accuracy
+    (task,) = only(plans_of(document, engine, choice=Choice(profile="latency"))).accuracy
     assert task.settings.context_tok is None

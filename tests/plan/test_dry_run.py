@@ -9,24 +9,15 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.builders.plans import loaded
+from tests.builders.seed_recipes import COMMANDS, DIFFERENCES, MODELS, PUBLISHED, RENAMED, SEEDS, needs_published, options_of
 from tests.fakes.vllm import make_engine
-from tests.recipe.test_seed_recipes import (
-    COMMANDS,
-    DIFFERENCES,
-    MODELS,
-    PUBLISHED,
-    RENAMED,
-    SEEDS,
-    needs_published,
-    options_of,
-)
 from tests.recipes import reference, write
-from vllm_qualify.engine.launch import Launch
+from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.dry_run import scripts
 from vllm_qualify.recipe.loading import load_recipe
-from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 DOCKER = Launch(launcher="docker", image=IMAGE)
@@ -173,27 +164,25 @@ def test_it_says_how_often_the_server_may_be_started(starts: int, is_shown: bool
     document["gpu_types"]["cpu"]["starts"] = starts
     for gates, compares in ((document["gates"], True), (document["gates"][:1], False)):
         document["gates"] = gates
-        loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
-        (script,) = scripts(loaded, Choice(gpu_type="cpu"), DOCKER, None, Path("/runs"))
+        (script,) = scripts(loaded(document, tmp_path), Choice(gpu_type="cpu"), DOCKER, None, Path("/runs"))
         line = f"# The server is started up to {starts} times, for the gates against the baseline."
         assert (line in script.splitlines()) is (is_shown and compares)
 
 
 def test_it_warns_of_what_the_models_own_file_does_to_replies(tmp_path: Path) -> None:
-    document = reference()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "generation_config.json").write_text('{"max_new_tokens": 512}')
-    document["variants"]["bf16"]["model"] = str(tmp_path / "model")
-    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
-    choice = Choice(gpu_type="cpu", variant="bf16")
-    (script,) = scripts(loaded, choice, DOCKER, None, Path("/runs"), "0.16.0")
-    (warning,) = [line for line in script.splitlines() if line.startswith("# Warning: ")]
+    document, choice = reference(), Choice(gpu_type="cpu", variant="bf16")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 512}')
+    document["variants"]["bf16"]["model"] = str(tmp_path)
+
+    def warnings() -> list[str]:
+        (script,) = scripts(loaded(document, tmp_path), choice, DOCKER, None, Path("/runs"), "0.16.0")
+        return [line for line in script.splitlines() if line.startswith("# Warning: ")]
+
+    (warning,) = warnings()
     assert "max_new_tokens 512, where vLLM 0.16.0 ends every reply" in warning
     document["gpu_types"]["cpu"]["server"]["generation-config"] = "vllm"
-    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=tmp_path)
-    (script,) = scripts(loaded, choice, DOCKER, None, Path("/runs"), "0.16.0")
-    assert "# Warning" not in script
+    assert warnings() == []
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:

@@ -5,31 +5,35 @@ import shutil
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.runs.test_runs import captured_plan, captured_stage, store_in
-from vllm_qualify.approval.covering import differing
+from tests.builders.captured_runs import captured_plan, captured_stage, store_in
+from tests.builders.changed import changed
+from vllm_qualify.approval.covering import list_differences
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.evidence.stages import begin_start, starts_stage
+from vllm_qualify.evidence.stages.starts import STARTS, begin_start
 from vllm_qualify.evidence.starts import further
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan, EarlierTry, LikelihoodPlan
 from vllm_qualify.plan.cells import new_run_id, within_budget
+from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.bundle import evidence_key
-from vllm_qualify.publish.kept import Reuse, is_the_same, keep, reuse_kept, stage_key
+from vllm_qualify.publish.kept import is_the_same, keep, reuse_kept, stage_key
 from vllm_qualify.publish.store import Store
+from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.gates import Waiver, gate_of
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.recipe.published import PublishedScore
-from vllm_qualify.recipe.workload import Likelihood, Soak
-from vllm_qualify.runs.folder import Run, lacking, start_run
+from vllm_qualify.recipe.searches import Soak
+from vllm_qualify.runs.folder import Run, lacking_stages, start_run
 from vllm_qualify.runs.stored import reuse_stages, save_finished
 
 ANY_AGE = 36_500.0
 UNFINISHED = Reuse(of="unfinished", most_age_days=ANY_AGE)
 ALL = Reuse(of="all", most_age_days=ANY_AGE)
-MEASURED: list[Stage] = ["smoke", "contract", "accuracy", "load"]
+MEASURED: list[StageName] = ["smoke", "contract", "accuracy", "load"]
 
 
 @pytest.fixture
@@ -57,7 +61,8 @@ def again(plan: CellPlan) -> Run:
 
 def finish(store: Store, run: Run, outcome: str) -> None:
     """What of a published run tells that it is one."""
-    manifest = {"run_id": run.id, "cell": run.plan.cell.id, "outcome": outcome, "objects": []}
+    what = {"outcome": outcome, "sequence": 1, "summary": {"engine": "vllm", "engine_version": "0.32.0"}, "objects": []}
+    manifest = {"run_id": run.id, "cell": run.plan.cell.id} | what
     store.put_new(f"reports/{run.plan.cell.id}/{run.id}/manifest.json", json.dumps(manifest).encode(), "application/json")
 
 
@@ -68,7 +73,7 @@ def taken(store: Store, run: Run, reuse: Reuse = UNFINISHED) -> list[str]:
 def test_a_rerun_takes_over_what_a_broken_off_run_measured(broken_off: Run, store: Store) -> None:
     run = again(broken_off.plan)
     assert taken(store, run) == [*MEASURED, "serve"]
-    assert lacking(run) == []
+    assert lacking_stages(run) == []
     for stage in MEASURED:
         ours, theirs = run.stage(stage), broken_off.stage(stage)
         assert ours is not None
@@ -93,7 +98,7 @@ def test_without_a_stage_the_server_is_started_and_tells_itself(broken_off: Run,
     (Path(store.url.removeprefix("file://")) / key).unlink()
     run = again(broken_off.plan)
     assert taken(store, run) == ["smoke", "contract", "accuracy"]
-    assert lacking(run) == ["load"]
+    assert lacking_stages(run) == ["load"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def start(run: Run, number: int) -> StageEvidence:
     """One more start, saved with those before it. It left nothing but a log."""
     folder = begin_start(run.evidence, number)
     (folder / "server.log").write_text(f"start {number}\n")
-    finished = starts_stage(run.plan, run.evidence, datetime(2026, 11, 20, tzinfo=UTC), 60.0, [["vllm"]], run.stage("starts"))
+    finished = STARTS.collect(run.plan, run.evidence, datetime(2026, 11, 20, tzinfo=UTC), 60.0, [["vllm"]], run.stage("starts"))
     save_finished(run, finished)
     return finished
 
@@ -251,36 +256,12 @@ def test_another_plans_stages_on_this_machine_are_not_taken_over(left_here: Run,
 Change = Callable[[CellPlan], CellPlan]
 
 
-def of_server(**changes: object) -> Change:
-    return lambda plan: plan.model_copy(update={"server": plan.server.model_copy(update=changes)})
+def of(part: str = "", **changes: Any) -> Change:
+    return lambda plan: changed(plan, part, **changes)
 
 
-def of_release(**changes: object) -> Change:
-    def changed(plan: CellPlan) -> CellPlan:
-        release = plan.cell.release.model_copy(update=changes)
-        return plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release})})
-
-    return changed
-
-
-def of_engine(**changes: object) -> Change:
-    return lambda plan: of_release(engine=plan.cell.release.engine.model_copy(update=changes))(plan)
-
-
-def of(part: str, **changes: object) -> Change:
-    return lambda plan: plan.model_copy(update={part: getattr(plan, part).model_copy(update=changes)})
-
-
-def of_task(**changes: object) -> Change:
-    def changed(plan: CellPlan) -> CellPlan:
-        (task,) = plan.accuracy
-        return plan.model_copy(update={"accuracy": [task.model_copy(update=changes)]})
-
-    return changed
-
-
-def scoring(planned: LikelihoodPlan) -> Change:
-    return lambda plan: plan.model_copy(update={"likelihood": planned})
+def of_task(part: str = "", **changes: Any) -> Change:
+    return lambda plan: changed(plan, accuracy=[changed(task, part, **changes) for task in plan.accuracy])
 
 
 def without_contract(plan: CellPlan) -> CellPlan:
@@ -288,31 +269,20 @@ def without_contract(plan: CellPlan) -> CellPlan:
     return plan.model_copy(update={"gates": gates, "contract": None})
 
 
-EVERY: list[Stage] = [
-    "fit",
-    "serve",
-    "smoke",
-    "contract",
-    "accuracy",
-    "likelihood",
-    "load",
-    "speculation",
-    "sweep",
-    "soak",
-    "starts",
-]
-JUDGED: list[Stage] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
+EVERY: list[StageName] = ["fit", "serve", "smoke", "contract", "accuracy", "likelihood"]
+EVERY += ["load", "speculation", "sweep", "soak", "starts"]
+JUDGED: list[StageName] = ["fit", "accuracy", "load", "speculation", "sweep", "starts"]
 KNOWN = BetweenStarts(label="ttft_p50_ms", variance=1e-4, noise=1e-5, freedom=7.0, runs=["run-1"])
-CHANGES: dict[str, tuple[Change, list[Stage]]] = {
-    "image": (of_engine(digest="sha256:" + "f" * 64), EVERY),
-    "vllm": (of_engine(version="0.99.0"), EVERY),
-    "a package of the engine's": (of_engine(packages={"vllm": "0.32.0", "torch": "9"}), EVERY),
-    "revision": (of_release(revision="0" * 40), EVERY),
-    "argument": (of_server(arguments={"max-num-seqs": 7}), EVERY),
-    "environment": (of_server(environment={"VLLM_X": "1"}), EVERY),
-    "environment of the machine": (of_server(inherited={"VLLM_X": "1"}), EVERY),
-    "draft": (of_server(draft_digest="sha256:0"), EVERY),
-    "number of GPUs": (of_server(gpus=[0, 1]), EVERY),
+CHANGES: dict[str, tuple[Change, list[StageName]]] = {
+    "image": (of("cell.release.engine", digest="sha256:" + "f" * 64), EVERY),
+    "vllm": (of("cell.release.engine", version="0.99.0"), EVERY),
+    "a package of the engine's": (of("cell.release.engine", packages={"vllm": "0.32.0", "torch": "9"}), EVERY),
+    "revision": (of("cell.release", revision="0" * 40), EVERY),
+    "argument": (of("server", arguments={"max-num-seqs": 7}), EVERY),
+    "environment": (of("server", environment={"VLLM_X": "1"}), EVERY),
+    "environment of the machine": (of("server", inherited={"VLLM_X": "1"}), EVERY),
+    "draft": (of("server", draft_digest="sha256:0"), EVERY),
+    "number of GPUs": (of("server", gpus=[0, 1]), EVERY),
     "driver": (of("fingerprint", name="Another CPU"), EVERY),
     "smoke": (of("smoke", prompt="Who?"), ["smoke", "contract"]),
     "contract": (of("contract", time_limit_s=7.0), ["contract"]),
@@ -320,61 +290,54 @@ CHANGES: dict[str, tuple[Change, list[Stage]]] = {
     "no contract": (without_contract, ["contract"]),
     # Another run's own answers may differ then, which are scored.
     "questions": (of_task(num_concurrent=3), ["accuracy", "likelihood", "starts"]),
-    "texts": (scoring(LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),
-    "number of scored answers": (scoring(LikelihoodPlan(settings=Likelihood(num_answers=3))), ["likelihood"]),
+    "texts": (of(likelihood=LikelihoodPlan(settings=Likelihood(), texts_sha256="0" * 64)), ["likelihood"]),
+    "number of scored answers": (of(likelihood=LikelihoodPlan(settings=Likelihood(num_answers=3))), ["likelihood"]),
     "load": (of("load", num_prompts=41), ["fit", "load", "speculation", "sweep", "soak", "starts"]),
-    "soak": (lambda plan: plan.model_copy(update={"soak": Soak(soak_min=9.0, soak_share=0.5)}), ["soak"]),
-    "warm starts": (lambda plan: plan.model_copy(update={"warm_starts": 3}), ["serve"]),
-    "starts": (lambda plan: plan.model_copy(update={"starts": 3}), ["accuracy", "load", "starts"]),
-    "known starts": (lambda plan: plan.model_copy(update={"between": [KNOWN]}), ["accuracy", "load", "starts"]),
-    "gates": (lambda plan: plan.model_copy(update={"gates": plan.gates[:-1]}), JUDGED),
-    "baseline": (lambda plan: plan.model_copy(update={"establishes": True}), ["fit", "accuracy", "likelihood", *JUDGED[2:]]),
-    "tries": (lambda plan: plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}), JUDGED),
+    "soak": (of(soak=Soak(soak_min=9.0, soak_share=0.5)), ["soak"]),
+    "warm starts": (of(warm_starts=3), ["serve"]),
+    "starts": (of(starts=3), ["accuracy", "load", "starts"]),
+    "known starts": (of(between=[KNOWN]), ["accuracy", "load", "starts"]),
+    "gates": (lambda plan: changed(plan, gates=plan.gates[:-1]), JUDGED),
+    "baseline": (of(establishes=True), ["fit", "accuracy", "likelihood", *JUDGED[2:]]),
+    "tries": (of(tries=[EarlierTry(run_id="run-1", verdict="fail")]), JUDGED),
 }
 
 
 def test_a_waiver_of_a_check_of_the_contract_measures_nothing_again(plan: CellPlan) -> None:
-    waiver = Waiver(
-        gate="contract_seed",
-        gpu_type="cpu",
-        variant="bf16",
-        profile="balanced",
-        owner="Ada",
-        reason="known",
-        expires=date(2100, 1, 1),
-    )
-    other = plan.model_copy(update={"waivers": [waiver]})
-    assert {stage for stage in EVERY if stage_key(stage, plan) != stage_key(stage, other)} == set()
+    cell = {"gpu_type": "cpu", "variant": "bf16", "profile": "balanced"}
+    waiver = Waiver(gate="contract_seed", owner="Ada", reason="known", expires=date(2100, 1, 1), **cell)
+    assert changed_keys(plan, changed(plan, waivers=[waiver])) == set()
+
+
+def changed_keys(plan: CellPlan, other: CellPlan) -> set[StageName]:
+    return {stage for stage in EVERY if stage_key(stage, plan) != stage_key(stage, other)}
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_stage_is_taken_over_only_where_all_that_determines_it_is_the_same(name: str, plan: CellPlan) -> None:
-    change, changed = CHANGES[name]
-    other = change(plan)
-    assert {stage for stage in EVERY if stage_key(stage, plan) != stage_key(stage, other)} == set(changed)
+    change, stages = CHANGES[name]
+    assert changed_keys(plan, change(plan)) == set(stages)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda plan: plan.model_copy(update={"run_id": new_run_id()}),
-        of_server(startup_timeout_s=1.0),
-        of_server(model="/elsewhere/reference"),
+        of(run_id="another-run"),
+        of("server", startup_timeout_s=1.0),
+        of("server", model="/elsewhere/reference"),
         of("fingerprint", devices=[3]),
     ],
     ids=["run", "patience", "place", "which GPUs"],
 )
 def test_what_does_not_determine_a_measurement_changes_no_key(change: Change, plan: CellPlan) -> None:
-    assert [stage_key(stage, change(plan)) for stage in EVERY] == [stage_key(stage, plan) for stage in EVERY]
+    assert changed_keys(plan, change(plan)) == set()
 
 
 def test_a_published_score_forces_no_new_measurement(plan: CellPlan) -> None:
-    (task,) = plan.accuracy
-    noted = [PublishedScore(score=0.9, source="a model card")]
-    other = of_task(settings=task.settings.model_copy(update={"published": noted}))(plan)
-    assert [stage_key(stage, other) for stage in EVERY] == [stage_key(stage, plan) for stage in EVERY]
+    other = of_task("settings", published=[PublishedScore(score=0.9, source="a model card")])(plan)
+    assert changed_keys(plan, other) == set()
     assert is_the_same(other, plan)
-    assert differing(other, plan) == differing(plan, plan)
+    assert list_differences(other, plan) == list_differences(plan, plan)
 
 
 def test_the_content_of_the_questions_counts_and_not_their_place(plan: CellPlan, tmp_path: Path) -> None:
@@ -402,14 +365,12 @@ def test_all_files_of_a_folder_of_questions_count_with_their_names(plan: CellPla
 
 
 def test_a_plan_is_the_same_whatever_it_is_compared_with(plan: CellPlan) -> None:
-    (task,) = plan.accuracy
-    establishing = plan.model_copy(update={"establishes": True, "accuracy": [task.model_copy(update={"sequential": False})]})
-    assert is_the_same(plan, establishing)
+    assert is_the_same(plan, changed(of_task(sequential=False)(plan), establishes=True))
     assert is_the_same(plan, within_budget(plan, 900.0))
-    assert is_the_same(plan, plan.model_copy(update={"between": [KNOWN]}))
-    assert not is_the_same(plan, plan.model_copy(update={"starts": 3}))
-    assert is_the_same(plan, plan.model_copy(update={"tries": [EarlierTry(run_id="run-1", verdict="fail")]}))
-    assert not is_the_same(plan, of_server(arguments={"max-num-seqs": 7})(plan))
+    assert is_the_same(plan, changed(plan, between=[KNOWN]))
+    assert not is_the_same(plan, changed(plan, starts=3))
+    assert is_the_same(plan, changed(plan, tries=[EarlierTry(run_id="run-1", verdict="fail")]))
+    assert not is_the_same(plan, changed(plan, "server", arguments={"max-num-seqs": 7}))
 
 
 def test_stages_are_of_the_same_kind_as_before(broken_off: Run) -> None:

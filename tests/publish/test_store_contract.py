@@ -76,6 +76,19 @@ def errors_of_every_use(store: PrunableStore) -> list[StoreError]:
     return errors
 
 
+def assert_every_use_raises(kind: type[StoreError], store: PrunableStore, *words: str) -> None:
+    for error in errors_of_every_use(store):
+        assert type(error) is kind
+        assert_names(error, *words)
+
+
+@contextmanager
+def raises_naming(kind: type[StoreError], *words: str) -> Iterator[None]:
+    with pytest.raises(kind) as raised:
+        yield
+    assert_names(raised.value, *words)
+
+
 def assert_names(error: StoreError, *words: str) -> None:
     text = str(error)
     assert error.place == "store"
@@ -103,9 +116,8 @@ def test_what_was_written_is_read_back(store: Store, body: bytes) -> None:
 @pytest.mark.parametrize("second", [b"first", b"second", b""], ids=["same", "other", "empty"])
 def test_a_second_write_is_refused_and_changes_nothing(store: Store, second: bytes) -> None:
     put(store, KEY, b"first")
-    with pytest.raises(AlreadyExistsError) as raised:
+    with raises_naming(AlreadyExistsError, store.locate(KEY)):
         put(store, KEY, second)
-    assert_names(raised.value, store.locate(KEY))
     assert store.get(KEY) == b"first"
 
 
@@ -156,9 +168,8 @@ def test_a_swap_by_any_other_tag_is_refused_and_changes_nothing(store: Store, he
     older = swapped(store, b"1", None)
     newer = swapped(store, b"1 2", older)
     tag = {"no object": None, "an older tag": older, "another tag": "0" * len(newer), "an empty tag": ""}[held]
-    with pytest.raises(ChangedError) as raised:
+    with raises_naming(ChangedError, store.locate(POINTER), "somebody else"):
         swap(store, b"mine", tag)
-    assert_names(raised.value, store.locate(POINTER), "somebody else")
     assert store.read(POINTER) == Stored(b"1 2", newer)
 
 
@@ -254,9 +265,8 @@ def test_a_missing_object_is_reported_as_missing(store: Store) -> None:
     put(store, "cells/a/report.json")
     for key in ("cells/b/report.json", "cells/a", "cells/a/report", "cells/a/report.json.sig", "cells/a/report.json/x"):
         assert not store.exists(key)
-        with pytest.raises(MissingObjectError) as raised:
+        with raises_naming(MissingObjectError, key):
             store.get(key)
-        assert_names(raised.value, key)
     assert store.exists("cells/a/report.json")
 
 
@@ -368,29 +378,9 @@ def test_urls_of_stores(url: str, same_as: str) -> None:
     assert open_store(same_as).url == same_as
 
 
-NOT_URLS = [
-    "",
-    "store",
-    "/data/store",
-    "s3:/b",
-    "s3://",
-    "s3:///p",
-    "s3://b//p",
-    "s3://b/../p",
-    "s3://b/p?x=1",
-    "s3://ä/p",
-    "S3://b",
-]
-NOT_URLS += [
-    "file://host/p",
-    "file:p",
-    "file://",
-    "file:///p?x",
-    "file:///p#x",
-    "file:///p%00",
-    "gs://b",
-    "https://b.s3.amazonaws.com/p",
-]
+NOT_URLS = ["", "store", "/data/store", "s3:/b", "s3://", "s3:///p", "s3://b//p", "s3://b/../p", "s3://b/p?x=1", "s3://ä/p"]
+NOT_URLS += ["S3://b", "file://host/p", "file:p", "file://", "file:///p?x", "file:///p#x", "file:///p%00", "gs://b"]
+NOT_URLS += ["https://b.s3.amazonaws.com/p"]
 NOT_URLS += [f"s3://key:{SECRET}@b/p", f"https://key:{SECRET}@host/b", f"https://host/b?X-Amz-Signature={SECRET}"]
 
 
@@ -436,6 +426,13 @@ def test_a_killed_writer_leaves_nothing_visible(tmp_path: Path, step: str) -> No
     assert store.get(KEY) == b"whole"
 
 
+def failing(number: int) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
 @pytest.mark.parametrize("step", ["open", "fsync", "link"])
 @pytest.mark.parametrize(
     ("number", "kind", "word"),
@@ -452,12 +449,8 @@ def test_a_failed_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, kind: type[StoreError], word: str
 ) -> None:
     store = open_store(tmp_path.as_uri())
-
-    def fail(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, step, fail)
+        patched.setattr(os, step, failing(number))
         with pytest.raises(StoreError) as raised:
             put(store, KEY)
     assert type(raised.value) is kind
@@ -468,12 +461,7 @@ def test_a_failed_write_leaves_nothing(
 # A swap's steps in their order; the second fsync is the folder's, after the rename.
 @pytest.mark.parametrize(
     ("place", "name", "call", "left"),
-    [
-        ("fcntl", "flock", 1, b"old"),
-        ("os", "fsync", 1, b"old"),
-        ("os", "replace", 1, b"old"),
-        ("os", "fsync", 2, b"new"),
-    ],
+    [("fcntl", "flock", 1, b"old"), ("os", "fsync", 1, b"old"), ("os", "replace", 1, b"old"), ("os", "fsync", 2, b"new")],
 )
 def test_a_killed_swap_leaves_the_old_or_the_new_and_no_lock(
     tmp_path: Path, place: str, name: str, call: int, left: bytes
@@ -557,9 +545,8 @@ def test_a_lock_that_is_never_freed_is_busy(tmp_path: Path, monkeypatch: pytest.
     [lock] = (tmp_path / ".locks").iterdir()
     with open(lock) as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        with pytest.raises(StoreBusyError) as raised:
+        with raises_naming(StoreBusyError, POINTER, "locked by another writer"):
             swap(store, b"1 2", tag)
-        assert_names(raised.value, POINTER, "locked by another writer")
         swap(store, b"other", None, "approvals/other/pointer.json")
         assert store.get(POINTER) == b"1"
     swap(store, b"1 2", tag)
@@ -585,39 +572,35 @@ def test_a_failed_swap_leaves_the_old_content(tmp_path: Path, monkeypatch: pytes
     store = open_store(tmp_path.as_uri())
     tag = swapped(store, b"old", None)
 
-    def fail(*_: object) -> NoReturn:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     with monkeypatch.context() as patched:
-        patched.setattr({"os": os, "fcntl": fcntl}[place], step, fail)
-        with pytest.raises(StoreError) as raised:
+        patched.setattr({"os": os, "fcntl": fcntl}[place], step, failing(errno.ENOLCK))
+        with raises_naming(StoreError, POINTER, "with locks"):
             swap(store, b"new", tag)
-    assert_names(raised.value, POINTER, "with locks")
     assert [path.name for path in (tmp_path / POINTER).parent.iterdir()] == ["pointer.json"]
     assert store.read(POINTER) == Stored(b"old", tag)
 
 
+def repeated(step: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    """The step of a file system that asks again, since the answer was lost."""
+
+    def twice(source: Path, target: Path) -> None:
+        step(source, target)
+        step(source, target)
+
+    return twice
+
+
 def test_a_rename_whose_answer_was_lost_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, replace = open_store(tmp_path.as_uri()), os.replace
+    store = open_store(tmp_path.as_uri())
     tag = swapped(store, b"1", None)
-
-    def repeated(source: Path, target: Path) -> None:
-        replace(source, target)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", repeated)
+    monkeypatch.setattr(os, "replace", repeated(os.replace))
     swap(store, b"1 2", tag)
     assert store.get(POINTER) == b"1 2"
 
 
 def test_a_link_whose_answer_was_lost_is_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, link = open_store(tmp_path.as_uri()), os.link
-
-    def repeated(source: Path, target: Path) -> None:
-        link(source, target)
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", repeated)
+    store = open_store(tmp_path.as_uri())
+    monkeypatch.setattr(os, "link", repeated(os.link))
     put(store, KEY, b"once")
     assert store.get(KEY) == b"once"
     with pytest.raises(AlreadyExistsError):
@@ -646,8 +629,7 @@ def test_a_directory_that_is_not_there_is_not_an_empty_store(tmp_path: Path) -> 
 
 def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for error in errors_of_every_use(open_store((tmp_path / "file" / "store").as_uri())):
-        assert_names(error, str(tmp_path / "file"), "is a file")
+    assert_every_use_raises(StoreError, open_store((tmp_path / "file" / "store").as_uri()), str(tmp_path / "file"), "is a file")
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
@@ -742,22 +724,18 @@ def on_a_small_disk(directory: Path, then: str, code: str) -> str:
 
 @pytest.mark.usefixtures("s3_url")
 def test_a_missing_bucket_is_not_an_empty_store() -> None:
-    for error in errors_of_every_use(open_store("s3://never-made/prefix")):
-        assert_names(error, "never-made", "does not exist", os.environ["AWS_ENDPOINT_URL"])
+    store, endpoint = open_store("s3://never-made/prefix"), os.environ["AWS_ENDPOINT_URL"]
+    assert_every_use_raises(StoreError, store, "never-made", "does not exist", endpoint)
 
 
 @pytest.mark.s3
-def test_a_wrong_secret_is_reported(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_names(error, "evidence", "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY")
-
-
-@pytest.mark.s3
-def test_an_unknown_access_key_is_reported(radosgw_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    for error in errors_of_every_use(open_store(radosgw_url)):
-        assert_names(error, "evidence", "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID")
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [("AWS_SECRET_ACCESS_KEY", SECRET, "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "nobody", "InvalidAccessKeyId")],
+)
+def test_a_wrong_key_is_reported(radosgw_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert_every_use_raises(StoreError, open_store(radosgw_url), "evidence", code, name)
 
 
 @pytest.mark.s3
@@ -870,9 +848,8 @@ def test_a_user_who_may_only_read_reads_and_is_refused_by_check(
     assert reader.get(KEY) == b"body"
     assert list(reader.keys("")) == [KEY]
     assert reader.exists(KEY)
-    with pytest.raises(StoreError) as raised:
+    with raises_naming(StoreError, "write", "AccessDenied", "s3:PutObject"):
         reader.check()
-    assert_names(raised.value, "write", "AccessDenied", "s3:PutObject")
 
 
 @pytest.mark.s3
@@ -881,9 +858,8 @@ def test_a_gateway_that_forgets_the_condition_with_versions_is_refused(monkeypat
     """Ceph 16 does. Its buckets with object lock have versions."""
     client_of_environment().create_bucket(Bucket="versions", ObjectLockEnabledForBucket=True)
     monkeypatch.setenv("VLLM_QUALIFY_S3_OBJECT_LOCK", "governance:1")
-    with pytest.raises(StoreError) as raised:
+    with raises_naming(StoreError, "replaced", "without versions"):
         open_store("s3://versions").check()
-    assert_names(raised.value, "replaced", "without versions")
 
 
 @pytest.mark.s3
@@ -900,16 +876,14 @@ def test_settings_that_the_server_lacks_are_reported_by_check(
 ) -> None:
     open_store(radosgw_url).check()
     monkeypatch.setenv(name, value)
-    with pytest.raises(StoreError) as raised:
+    with raises_naming(StoreError, "answered 400", "VLLM_QUALIFY_S3_"):
         open_store(radosgw_url).check()
-    assert_names(raised.value, "answered 400", "VLLM_QUALIFY_S3_")
 
 
 def test_no_credentials_are_reported(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    for error in errors_of_every_use(open_store(moto_url)):
-        assert_names(error, "evidence", "needs credentials", "AWS_PROFILE", "s3:PutObject")
+    assert_every_use_raises(StoreError, open_store(moto_url), "evidence", "needs credentials", "AWS_PROFILE", "s3:PutObject")
 
 
 def test_an_unreachable_endpoint_is_busy(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -931,9 +905,8 @@ def test_unusable_settings_are_reported_at_the_latest_by_check(
     moto_url: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(StoreError) as raised:
+    with raises_naming(StoreError, "evidence", name):
         open_store(moto_url).check()
-    assert_names(raised.value, "evidence", name)
 
 
 @pytest.mark.parametrize("token", [f"{TOKEN}\n", f" {TOKEN}\r\nx: y"])
@@ -941,9 +914,7 @@ def test_a_token_that_is_no_header_is_reported_without_it(moto_url: str, monkeyp
     """The error of boto3 does hold the token."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", token)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    for error in errors_of_every_use(open_store(moto_url)):
-        assert type(error) is StoreError
-        assert_names(error, "evidence", "credentials")
+    assert_every_use_raises(StoreError, open_store(moto_url), "evidence", "credentials")
 
 
 # --- an S3 that misbehaves
@@ -1028,13 +999,23 @@ def in_front(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Ha
 
 
 InFront = Callable[[Callable[[Handler, int], None]], Scripted]
+# What a server answers that is busy with another write.
+CONFLICT = (409, "ConditionalRequestConflict")
+
+
+def answer_once(status: int, code: str) -> Callable[[Handler, int], None]:
+    return lambda request, count: request.answer(status, code) if count == 1 else request.pass_on()
+
+
+def methods(script: Scripted) -> list[str]:
+    return [line.split()[0] for line in script.seen]
 
 
 def test_a_write_whose_answer_was_lost_is_a_success(s3_url: str, in_front: InFront) -> None:
     script = in_front(lambda request, count: request.pass_on(lose_the_answer=count == 1))
     store = open_store(s3_url)
     put(store, KEY, b"once")
-    assert [line.split()[0] for line in script.seen] == ["PUT", "PUT", "HEAD"]
+    assert methods(script) == ["PUT", "PUT", "HEAD"]
     assert store.get(KEY) == b"once"
 
 
@@ -1043,7 +1024,7 @@ def test_a_swap_whose_answer_was_lost_is_a_success(s3_url: str, in_front: InFron
     script = in_front(lambda request, count: request.pass_on(lose_the_answer=count == 1))
     store = open_store(s3_url)
     swap(store, b"1 2", tag)
-    assert [line.split()[0] for line in script.seen] == ["PUT", "PUT", "HEAD"]
+    assert methods(script) == ["PUT", "PUT", "HEAD"]
     assert store.get(POINTER) == b"1 2"
     swap(store, b"1 2 3", store.read(POINTER).tag)
 
@@ -1076,14 +1057,14 @@ def test_a_server_that_fails_twice_is_asked_again(moto_url: str, in_front: InFro
     assert script.seen[0] == script.seen[1] == script.seen[2]
 
 
-@pytest.mark.parametrize("tag_is_known", [False, True], ids=["first swap", "later swap"])
-def test_a_conflict_with_a_swap_that_passes_is_no_error(moto_url: str, in_front: InFront, tag_is_known: bool) -> None:
-    tag = swapped(open_store(moto_url), b"1", None) if tag_is_known else None
-    script = in_front(
-        lambda request, count: request.answer(409, "ConditionalRequestConflict") if count == 1 else request.pass_on()
-    )
-    swap(open_store(moto_url), b"1 2", tag)
-    assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
+@pytest.mark.parametrize("write", ["first write", "first swap", "later swap"])
+def test_a_conflict_that_passes_is_no_error(moto_url: str, in_front: InFront, write: str) -> None:
+    store = open_store(moto_url)
+    tag = swapped(store, b"1", None) if write == "later swap" else None
+    script = in_front(answer_once(*CONFLICT))
+    store = open_store(moto_url)
+    put(store, KEY) if write == "first write" else swap(store, b"1 2", tag)
+    assert methods(script) == ["PUT", "HEAD", "PUT"]
 
 
 @pytest.mark.parametrize("tag_is_known", [False, True], ids=["first swap", "later swap"])
@@ -1093,10 +1074,10 @@ def test_after_an_error_of_the_server_the_object_tells_whether_it_was_swapped(
     """radosgw answers 500 where many writers race. Here it has written nothing; then another writer was quicker."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     tag = swapped(open_store(moto_url), b"1", None) if tag_is_known else None
-    script = in_front(lambda request, count: request.answer(500, "UnknownError") if count == 1 else request.pass_on())
+    script = in_front(answer_once(500, "UnknownError"))
     swap(open_store(moto_url), b"1 2", tag)
-    assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
-    in_front(lambda request, count: request.answer(500, "UnknownError") if count == 1 else request.pass_on())
+    assert methods(script) == ["PUT", "HEAD", "PUT"]
+    in_front(answer_once(500, "UnknownError"))
     with pytest.raises(ChangedError):
         swap(open_store(moto_url), b"1 3", tag)
     assert open_store(moto_url).get(POINTER) == b"1 2"
@@ -1108,9 +1089,7 @@ def test_a_server_that_is_too_slow_is_busy(moto_url: str, in_front: InFront, mon
     given_up = Event()
     in_front(lambda request, _: request.cut() if given_up.wait(30) else None)
     try:
-        for error in errors_of_every_use(open_store(moto_url)):
-            assert type(error) is StoreBusyError
-            assert_names(error, "does not answer (ReadTimeoutError)")
+        assert_every_use_raises(StoreBusyError, open_store(moto_url), "does not answer (ReadTimeoutError)")
     finally:
         given_up.set()
 
@@ -1129,9 +1108,8 @@ def test_a_server_that_drips_is_busy(moto_url: str, in_front: InFront, monkeypat
     try:
         store = open_store(moto_url)
         for use in (lambda: store.get(KEY), lambda: store.keys(""), lambda: store.exists(KEY)):
-            with pytest.raises(StoreBusyError) as raised:
+            with raises_naming(StoreBusyError, "no answer within 0.3 s"):
                 use()
-            assert_names(raised.value, "no answer within 0.3 s")
     finally:
         given_up.set()
 
@@ -1168,23 +1146,18 @@ def test_a_lost_answer_does_not_make_an_earlier_object_ours(s3_url: str, in_fron
 
 
 def test_a_busy_server_is_asked_again(s3_url: str, in_front: InFront) -> None:
-    script = in_front(lambda request, count: request.answer(503, "SlowDown") if count == 1 else request.pass_on())
+    script = in_front(answer_once(503, "SlowDown"))
     put(open_store(s3_url), KEY)
     assert len(script.seen) == 2
 
 
-def test_a_server_that_ignores_the_condition_is_refused(moto_url: str, in_front: InFront) -> None:
-    in_front(lambda request, _: request.pass_on(without="If-None-Match"))
-    with pytest.raises(StoreError) as raised:
+@pytest.mark.parametrize(
+    ("condition", "problem"), [("If-None-Match", "replaced"), ("If-Match", "cannot keep approvals")], ids=["new", "tag"]
+)
+def test_a_server_that_ignores_a_condition_is_refused(moto_url: str, in_front: InFront, condition: str, problem: str) -> None:
+    in_front(lambda request, _: request.pass_on(without=condition))
+    with raises_naming(StoreError, problem, "conditional writes"):
         open_store(moto_url).check()
-    assert_names(raised.value, "replaced", "conditional writes")
-
-
-def test_a_server_that_ignores_the_tag_is_refused(moto_url: str, in_front: InFront) -> None:
-    in_front(lambda request, _: request.pass_on(without="If-Match"))
-    with pytest.raises(StoreError) as raised:
-        open_store(moto_url).check()
-    assert_names(raised.value, "cannot keep approvals", "conditional writes")
 
 
 @pytest.mark.parametrize("action", ["read", "list"])
@@ -1194,41 +1167,29 @@ def test_check_finds_a_missing_right(moto_url: str, in_front: InFront, action: s
         request.answer(403, "AccessDenied") if asked == action else request.pass_on()
 
     in_front(deny)
-    with pytest.raises(StoreError) as raised:
+    with raises_naming(StoreError, action, "AccessDenied", {"read": "s3:GetObject", "list": "s3:ListBucket"}[action]):
         open_store(moto_url).check()
-    assert_names(raised.value, action, "AccessDenied", {"read": "s3:GetObject", "list": "s3:ListBucket"}[action])
-
-
-def test_a_conflict_that_passes_is_no_error(moto_url: str, in_front: InFront) -> None:
-    script = in_front(
-        lambda request, count: request.answer(409, "ConditionalRequestConflict") if count == 1 else request.pass_on()
-    )
-    put(open_store(moto_url), KEY)
-    assert [line.split()[0] for line in script.seen] == ["PUT", "HEAD", "PUT"]
 
 
 def test_a_conflict_with_a_finished_write_is_reported_as_such(moto_url: str, in_front: InFront) -> None:
     put(open_store(moto_url), KEY, b"first")
-    in_front(lambda request, count: request.answer(409, "ConditionalRequestConflict") if count == 1 else request.pass_on())
+    in_front(answer_once(*CONFLICT))
     with pytest.raises(AlreadyExistsError):
         put(open_store(moto_url), KEY, b"first")
 
 
-def test_a_conflict_that_stays_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
-    in_front(lambda request, _: request.answer(409, "OperationAborted") if request.command == "PUT" else request.pass_on())
-    with pytest.raises(StoreBusyError) as raised:
-        put(open_store(moto_url), KEY)
-    assert_names(raised.value, "evidence", KEY)
-
-
-def test_an_error_of_the_server_that_stays_is_named(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(409, "OperationAborted", "keep getting in the way"), (500, "InternalError", "was answered 500 InternalError")],
+)
+def test_a_refusal_that_stays_is_busy(
+    moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch, status: int, code: str, words: str
+) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    in_front(lambda request, _: request.answer(500, "InternalError") if request.command == "PUT" else request.pass_on())
-    with pytest.raises(StoreBusyError) as raised:
+    in_front(lambda request, _: request.answer(status, code) if request.command == "PUT" else request.pass_on())
+    with raises_naming(StoreBusyError, "evidence", KEY, words):
         put(open_store(moto_url), KEY)
-    assert_names(raised.value, "evidence", KEY, "was answered 500 InternalError")
 
 
 @pytest.mark.parametrize(
@@ -1263,17 +1224,13 @@ def test_answers_are_reported(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
     in_front(lambda request, _: request.answer(status, code, {"x-amz-bucket-region": "eu-north-1"}))
-    for error in errors_of_every_use(open_store(moto_url)):
-        assert type(error) is kind
-        assert_names(error, "evidence", *words)
+    assert_every_use_raises(kind, open_store(moto_url), "evidence", *words)
 
 
 def test_a_cut_connection_is_busy(moto_url: str, in_front: InFront, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     in_front(lambda request, _: request.cut())
-    for error in errors_of_every_use(open_store(moto_url)):
-        assert type(error) is StoreBusyError
-        assert_names(error, "does not answer")
+    assert_every_use_raises(StoreBusyError, open_store(moto_url), "does not answer")
 
 
 def test_a_read_that_is_cut_short_is_tried_again(moto_url: str, in_front: InFront) -> None:

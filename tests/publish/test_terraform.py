@@ -13,7 +13,7 @@ from tests.publish.policies import FOLDER, Statement, document, parsed, resource
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.order import sequence_key
-from vllm_qualify.publish.s3 import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
+from vllm_qualify.publish.s3_settings import ACTIONS, KMS_ACTIONS, LOCK_ACTION, settings_of
 from vllm_qualify.publish.store import PROBE_KEY, SWAP_PROBE_KEY, ChangedError
 from vllm_qualify.publish.stores import open_store
 

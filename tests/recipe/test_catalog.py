@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from infra.reference_chat import traces
-from tests.recipe.test_seed_recipes import SEEDS, VLLM_VERSION, arguments, recipe
-from tests.warm.engine import run_script
+from tests.builders.seed_recipes import SEEDS, VLLM_VERSION, arguments, recipe
+from tests.engine.script import run_script
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -19,7 +19,7 @@ from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.serving import ServerArguments
-from vllm_qualify.recipe.tables import versions
+from vllm_qualify.recipe.tables import known_versions
 from vllm_qualify.recipe.traces.reading import read_trace
 
 
@@ -111,18 +111,18 @@ def test_the_long_context_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("version", ["0.12.0", VLLM_VERSION, versions()[-1]])
+@pytest.mark.parametrize("version", ["0.12.0", VLLM_VERSION, known_versions()[-1]])
 def test_a_version_takes_a_recipe_by_its_table(name: str, version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     candidate = find_candidate(version, None, None, lambda _line: None)
     assert check_recipe(load_recipe(name), Choice(), candidate, tmp_path_factory.mktemp("answers")).fits
 
 
 @pytest.mark.engine
-def test_the_engine_has_every_parser_that_a_recipe_names(warm_engine: EngineEnvironment) -> None:
+def test_the_engine_has_every_parser_that_a_recipe_names(engine: EngineEnvironment) -> None:
     """By the registries of the real vLLM: its option parser takes any name."""
     for kind, option in (("tool", "tool-call-parser"), ("reasoning", "reasoning-parser")):
         names = {str(value) for name in (*SEEDS, *PUBLISHED) for value in _values(recipe(name), option)}
-        assert names <= _registered(warm_engine, kind)
+        assert names <= _registered(engine, kind)
 
 
 def _values(of: Recipe, option: str) -> set[object]:

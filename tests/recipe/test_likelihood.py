@@ -3,28 +3,24 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.judge.test_compare import server_plan
+from tests.builders.comparisons import server_plan
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.workload import likelihood_plan
+from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.recipe.workload import Likelihood
 
 ANSWERS = {"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit": "nat/tok"}
 TEXTS = {"metric": "text_top1_share", "min_top1_agreement": 0.9, "unit": "fraction"}
 
 
-def document_with(gate: dict[str, Any], likelihood: dict[str, Any] | None) -> Document:
-    document = reference()
-    document.pop("likelihood", None)
-    document["gates"] = [gate]
-    return document if likelihood is None else document | {"likelihood": likelihood}
+def document_with(gate: Document, likelihood: Document | None) -> Document:
+    return reference() | {"gates": [gate], "likelihood": likelihood}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,7 @@ def document_with(gate: dict[str, Any], likelihood: dict[str, Any] | None) -> Do
     ],
 )
 def test_a_recipe_that_does_not_say_what_is_scored_is_refused(
-    gate: dict[str, Any], likelihood: dict[str, Any] | None, message: str, tmp_path: Path
+    gate: Document, likelihood: Document | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CallerError, match=message):
         load_recipe(str(write(document_with(gate, likelihood), tmp_path / "mine.yaml")))
@@ -68,10 +64,7 @@ def test_texts_are_pinned_by_their_content(loaded: LoadedRecipe, tmp_path: Path)
     [
         ("", "it has no text"),
         ('{"text": "a"}\n\n', 'line 2 is no {"text": "…"}'),
-        ('{"text": ""}\n', "line 1 is no"),
-        ('{"text": 7}\n', "line 1 is no"),
-        ('{"prompt": "a"}\n', "line 1 is no"),
-        ("a text\n", "line 1 is no"),
+        *((f"{line}\n", "line 1 is no") for line in ('{"text": ""}', '{"text": 7}', '{"prompt": "a"}', "a text")),
     ],
 )
 def test_a_file_that_is_not_of_texts_is_refused(content: str, message: str, loaded: LoadedRecipe, tmp_path: Path) -> None:

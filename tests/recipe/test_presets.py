@@ -8,10 +8,10 @@ import pytest
 
 from tests.recipes import reference, write
 from vllm_qualify.errors import CallerError
-from vllm_qualify.evidence import lm_eval_internals
+from vllm_qualify.evidence.accuracy import lm_eval_internals
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.presets import PRESETS
-from vllm_qualify.recipe.workload import Accuracy
 
 # How many questions the data of each task has, by the data's own page.
 QUESTIONS = {
@@ -30,8 +30,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
 
 def accuracy_of(folder: Path, *entries: dict[str, Any]) -> list[Accuracy]:
-    document = reference() | {"accuracy": list(entries)}
-    document["gates"] = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
+    gate = {"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}
+    document = reference() | {"accuracy": list(entries), "gates": [gate]}
     for gpu_type in document["gpu_types"].values():
         for profile in gpu_type["profiles"].values():
             profile["gates"] = []
@@ -48,25 +48,17 @@ def test_a_preset_stands_for_its_tasks(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_said_beside_a_preset_is_said_of_each_of_its_tasks(tmp_path: Path) -> None:
-    tasks = accuracy_of(
-        tmp_path, {"preset": "reasoning", "reasoning_effort": "high", "max_gen_toks": 65536}, {"num_questions": 9}
-    )
-    assert [(task.task, task.reasoning_effort, task.max_gen_toks) for task in tasks] == [
-        ("aime25", "high", 65536),
-        ("gpqa_diamond_cot_zeroshot", "high", 65536),
-        ("mmlu_pro", "high", 65536),
-        ("gsm8k", None, None),
-    ]
+    beside = {"reasoning_effort": "high", "max_gen_toks": 65536}
+    tasks = accuracy_of(tmp_path, {"preset": "reasoning", **beside}, {"num_questions": 9})
+    of_preset = [(task, "high", 65536) for task in ("aime25", "gpqa_diamond_cot_zeroshot", "mmlu_pro")]
+    assert [(task.task, task.reasoning_effort, task.max_gen_toks) for task in tasks] == [*of_preset, ("gsm8k", None, None)]
 
 
 def test_published_scores_stand_by_task(tmp_path: Path) -> None:
     score = {"score": 0.783, "source": "https://example.org/card"}
     tasks = accuracy_of(tmp_path, {"preset": "reasoning", "published": {"mmlu_pro": [score]}})
-    assert {task.task: [each.score for each in task.published] for task in tasks} == {
-        "aime25": [],
-        "gpqa_diamond_cot_zeroshot": [],
-        "mmlu_pro": [0.783],
-    }
+    scores = {task.task: [each.score for each in task.published] for task in tasks}
+    assert scores == {"aime25": [], "gpqa_diamond_cot_zeroshot": [], "mmlu_pro": [0.783]}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +87,7 @@ def test_a_task_of_two_presets_is_refused(tmp_path: Path) -> None:
 # To find mmlu, all of lm-eval's files are read: tests/evidence/test_lm_eval_internals.py counts its members.
 @pytest.mark.parametrize("task", sorted({task["task"] for tasks in PRESETS.values() for task in tasks} - {"mmlu"}))
 def test_lm_eval_has_the_task(task: str) -> None:
-    assert lm_eval_internals.find(task, None) is not None
+    assert lm_eval_internals.find_task(task, None) is not None
 
 
 @pytest.mark.parametrize("name", PRESETS)

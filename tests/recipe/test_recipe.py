@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from tests.recipes import Document, reference, write
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.gates import gate_of
+from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile, Recipe
+from vllm_qualify.recipe.searches import Fit
 from vllm_qualify.recipe.serving import ByVersion, Variant
-from vllm_qualify.recipe.workload import Fit, LoadSettings
 
 
 @pytest.mark.parametrize("name", catalog_names())
@@ -49,11 +50,19 @@ def changed(path: str, value: Any) -> Document:
 
 CPU = "gpu_types.cpu"
 PROFILE = f"{CPU}.profiles.balanced"
-LOAD = f"{PROFILE}.load"
+LOAD, SWEEP, FIT, GATES = (f"{PROFILE}.{key}" for key in ("load", "sweep", "fit", "gates"))
+ACCURACY, SCORES = "accuracy.0", "accuracy.0.published"
 OF_FILE: Document = {"prompts": "prompts.jsonl", "output_len": 8, "num_warmups": 0}
+SCORE: Document = {"score": 0.9, "source": "card"}
+TOP = "(top level)"
 COLD: Document = {"sampling": {"temperature": 0}}
 BY_CHAT: Document = {"api": "chat", "num_questions": 8}
+LONG: Document = BY_CHAT | {"task": "long_4096"}
 OF_TRACE: Document = {"trace": "trace.jsonl", "num_warmups": 0, "window": "whole"}
+OF_P99: Document = {"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}
+OF_HITS: Document = {"metric": "prefix_hit_share", "minimum": 0.5, "unit": "fraction"}
+OF_GPU: Document = {"metric": "output_throughput_tok_s_gpu", "minimum": 1, "unit": "tok/s/GPU"}
+OF_GOODPUT: Document = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
 OF_SOAK: Document = {"metric": "soak_host_memory_growth_mib_h", "maximum": 50, "unit": "MiB/h"}
 FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 
@@ -61,22 +70,17 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
 @pytest.mark.parametrize(
     ("path", "value", "place", "message"),
     [
-        ("accuracy.0.published", [{"score": 0.9}], "accuracy.0.published.0.source", "Field required"),
-        ("accuracy.0.published", [{"score": 0.9, "source": " "}], "accuracy.0.published.0.source", "say where it is from"),
-        ("accuracy.0.published", [{"score": 90, "source": "card"}], "accuracy.0.published.0.score", "less than or equal to 1"),
+        (SCORES, [{"score": 0.9}], f"{SCORES}.0.source", "Field required"),
+        (SCORES, [{"score": 0.9, "source": " "}], f"{SCORES}.0.source", "say where it is from"),
+        (SCORES, [SCORE | {"score": 90}], f"{SCORES}.0.score", "less than or equal to 1"),
         (
-            "accuracy.0.published",
-            [{"score": 0.9, "source": "card", "metric": "exact_mach"}],
-            "accuracy.0.published.0.metric",
+            SCORES,
+            [SCORE | {"metric": "exact_mach"}],
+            f"{SCORES}.0.metric",
             "there is no score 'exact_mach': take exact_match, acc, ",
         ),
-        (
-            "accuracy.0.published",
-            [{"score": 0.9, "source": "card", "metric": "ttft_p50_ms"}],
-            "accuracy.0.published.0.metric",
-            "there is no score 'ttft_p50_ms'",
-        ),
-        ("accuracy.0.published", [{"source": "card"}], "accuracy.0.published.0.score", "Field required"),
+        (SCORES, [SCORE | {"metric": "ttft_p50_ms"}], f"{SCORES}.0.metric", "there is no score 'ttft_p50_ms'"),
+        (SCORES, [{"source": "card"}], f"{SCORES}.0.score", "Field required"),
         ("accuracy.0.num_fewshots", 5, "accuracy.0.num_fewshots", "unknown key"),
         ("capabilities", ["chat", "vison"], "capabilities.1", "Input should be 'chat', 'tools', 'parallel_tools'"),
         ("capabilities", "chat", "capabilities", "Input should be a valid list"),
@@ -89,35 +93,20 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ("smoke.prompt", ..., "smoke.prompt", "required"),
         ("accuracy.0.num_fewshot", "5", "accuracy.0.num_fewshot", "valid integer, got '5'"),
         ("accuracy.0.num_fewshot", True, "accuracy.0.num_fewshot", "valid integer"),
-        ("accuracy.0.reasoning_effort", "low", "accuracy.0", "'reasoning_effort' is of chats: set 'api: chat'"),
-        ("accuracy.0.system_prompt", "Be brief.", "accuracy.0", "'system_prompt' is of chats"),
-        ("accuracy.0.chat_template_kwargs", {"enable_thinking": True}, "accuracy.0", "'chat_template_kwargs' is of chats"),
-        ("accuracy", [BY_CHAT | {"chat_template_kwargs": {"tokenize": False}}], "accuracy.0", "tokenize is the server's own"),
-        ("accuracy.0.samples_per_question", 2, "accuracy.0", "give 'sampling' with a temperature above 0"),
-        (
-            "accuracy",
-            [BY_CHAT | COLD | {"samples_per_question": 2}],
-            "accuracy.0",
-            "give 'sampling' with a temperature above 0",
-        ),
-        ("accuracy", [BY_CHAT | {"sampling": "model", "samples_per_question": 11}], "accuracy.0", "is more than 'most_repe"),
+        ("accuracy.0.reasoning_effort", "low", ACCURACY, "'reasoning_effort' is of chats: set 'api: chat'"),
+        ("accuracy.0.system_prompt", "Be brief.", ACCURACY, "'system_prompt' is of chats"),
+        ("accuracy.0.chat_template_kwargs", {"enable_thinking": True}, ACCURACY, "'chat_template_kwargs' is of chats"),
+        ("accuracy", [BY_CHAT | {"chat_template_kwargs": {"tokenize": False}}], ACCURACY, "tokenize is the server's own"),
+        ("accuracy.0.samples_per_question", 2, ACCURACY, "give 'sampling' with a temperature above 0"),
+        ("accuracy", [BY_CHAT | COLD | {"samples_per_question": 2}], ACCURACY, "give 'sampling' with a temperature above 0"),
+        ("accuracy", [BY_CHAT | {"sampling": "model", "samples_per_question": 11}], ACCURACY, "is more than 'most_repe"),
         ("accuracy", [BY_CHAT | {"reasoning_effort": "some"}], "accuracy.0.reasoning_effort", "'none', 'minimal', 'low'"),
-        ("accuracy.0.task", "long_0", "accuracy.0", "name it long_512 to long_10000000"),
-        ("accuracy.0.task", "long_511", "accuracy.0", "name it long_512 to long_10000000"),
-        ("accuracy.0.task", "long_04096", "accuracy.0", "name it long_512 to long_10000000"),
-        ("accuracy.0.task", f"long_{'9' * 30}", "accuracy.0", "name it long_512 to long_10000000"),
-        (
-            "accuracy",
-            [BY_CHAT | {"task": "long_4096", "max_gen_toks": 3777}],
-            "accuracy.0",
-            "a reply of 3,777 tokens leave less than 320",
+        *(
+            ("accuracy.0.task", task, ACCURACY, "name it long_512 to long_10000000")
+            for task in ("long_0", "long_511", "long_04096", f"long_{'9' * 30}")
         ),
-        (
-            "accuracy",
-            [BY_CHAT | {"task": "long_4096", "questions": {"test": "test.jsonl"}}],
-            "accuracy.0",
-            "long_4096 makes its own questions",
-        ),
+        ("accuracy", [LONG | {"max_gen_toks": 3777}], ACCURACY, "a reply of 3,777 tokens leave less than 320"),
+        ("accuracy", [LONG | {"questions": {"test": "test.jsonl"}}], ACCURACY, "long_4096 makes its own questions"),
         (f"{LOAD}.max_concurrency", 0, f"{LOAD}.max_concurrency", "greater than or equal to 1, got 0"),
         (f"{LOAD}.num_prompts", 79, LOAD, "at least 5 times max_concurrency, so 80"),
         (f"{LOAD}.num_prompts", 0, f"{LOAD}.num_prompts", "greater than or equal to 1, got 0"),
@@ -138,46 +127,26 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         (f"{LOAD}.api", "responses", f"{LOAD}.api", "'completions' or 'chat'"),
         (f"{LOAD}.slo", {}, f"{LOAD}.slo", "give at least one of ttft_ms, tpot_ms and e2el_ms"),
         (f"{LOAD}.slo", {"ttft_ms": 0}, f"{LOAD}.slo.ttft_ms", "greater than 0"),
-        (f"{PROFILE}.sweep", {}, f"{PROFILE}.sweep", "give 'concurrencies', or an 'slo' to be met, or both"),
-        (f"{PROFILE}.sweep", {"search": ["concurrency"]}, f"{PROFILE}.sweep", "give 'concurrencies', or an 'slo'"),
-        (f"{PROFILE}.sweep", {"concurrencies": [4, 2]}, f"{PROFILE}.sweep.concurrencies", "the smallest first"),
-        (f"{PROFILE}.sweep", {"concurrencies": [2, 2]}, f"{PROFILE}.sweep.concurrencies", "each number once"),
-        (f"{PROFILE}.sweep", {"concurrencies": [0]}, f"{PROFILE}.sweep.concurrencies.0", "greater than or equal to 1"),
-        (
-            f"{PROFILE}.sweep",
-            {"slo": {"ttft_p95_ms": 1}},
-            f"{PROFILE}.sweep",
-            "slo.ttft_p95_ms is not a latency of a load; known:",
-        ),
-        (f"{PROFILE}.sweep", {"slo": {"goodput_req_s": 1}}, f"{PROFILE}.sweep", "slo.goodput_req_s is not a latency of a load"),
-        (f"{PROFILE}.sweep", {"slo": {"startup_s": 1}}, f"{PROFILE}.sweep", "slo.startup_s is not a latency of a load"),
-        (f"{PROFILE}.sweep", {"slo": {"ttft_p99_ms": 0}}, f"{PROFILE}.sweep.slo.ttft_p99_ms", "greater than 0"),
-        (f"{PROFILE}.sweep", {"concurrencies": [1], "search": ["rate"]}, f"{PROFILE}.sweep.search.0", "'request_rate'"),
-        (
-            f"{PROFILE}.sweep",
-            {"concurrencies": [1], "resolution": 0.6},
-            f"{PROFILE}.sweep.resolution",
-            "less than or equal to 0.5",
-        ),
-        (
-            f"{PROFILE}.sweep",
-            {"concurrencies": [1], "resolution": 0},
-            f"{PROFILE}.sweep.resolution",
-            "greater than or equal to",
-        ),
-        (f"{PROFILE}.fit", {}, f"{PROFILE}.fit", "give 'tensor_parallel_sizes', 'max_num_seqs' or 'max_num_batched_tokens'"),
-        (f"{PROFILE}.fit", {"max_num_seqs": False}, f"{PROFILE}.fit", "give 'tensor_parallel_sizes', 'max_num_seqs' or"),
-        (f"{PROFILE}.fit", {"max_num_seqs": 8}, f"{PROFILE}.fit.max_num_seqs", "valid boolean"),
-        (f"{PROFILE}.fit", {"tensor_parallel_sizes": [2, 1]}, f"{PROFILE}.fit.tensor_parallel_sizes", "the smallest first"),
-        (f"{PROFILE}.fit", {"tensor_parallel_sizes": [1, 1]}, f"{PROFILE}.fit.tensor_parallel_sizes", "each number once"),
-        (
-            f"{PROFILE}.fit",
-            {"max_num_batched_tokens": [2048]},
-            f"{PROFILE}.fit",
-            "give two or more, or write the one under 'server'",
-        ),
-        (f"{PROFILE}.fit", {"max_num_batched_tokens": [4, 2]}, f"{PROFILE}.fit.max_num_batched_tokens", "the smallest first"),
-        (f"{PROFILE}.fit", {"max_num_seqs": True}, PROFILE, "fit finds max-num-seqs, and the server sets it too"),
+        (SWEEP, {}, SWEEP, "give 'concurrencies', or an 'slo' to be met, or both"),
+        (SWEEP, {"search": ["concurrency"]}, SWEEP, "give 'concurrencies', or an 'slo'"),
+        (SWEEP, {"concurrencies": [4, 2]}, f"{SWEEP}.concurrencies", "the smallest first"),
+        (SWEEP, {"concurrencies": [2, 2]}, f"{SWEEP}.concurrencies", "each number once"),
+        (SWEEP, {"concurrencies": [0]}, f"{SWEEP}.concurrencies.0", "greater than or equal to 1"),
+        (SWEEP, {"slo": {"ttft_p95_ms": 1}}, SWEEP, "slo.ttft_p95_ms is not a latency of a load; known:"),
+        (SWEEP, {"slo": {"goodput_req_s": 1}}, SWEEP, "slo.goodput_req_s is not a latency of a load"),
+        (SWEEP, {"slo": {"startup_s": 1}}, SWEEP, "slo.startup_s is not a latency of a load"),
+        (SWEEP, {"slo": {"ttft_p99_ms": 0}}, f"{SWEEP}.slo.ttft_p99_ms", "greater than 0"),
+        (SWEEP, {"concurrencies": [1], "search": ["rate"]}, f"{SWEEP}.search.0", "'request_rate'"),
+        (SWEEP, {"concurrencies": [1], "resolution": 0.6}, f"{SWEEP}.resolution", "less than or equal to 0.5"),
+        (SWEEP, {"concurrencies": [1], "resolution": 0}, f"{SWEEP}.resolution", "greater than or equal to"),
+        (FIT, {}, FIT, "give 'tensor_parallel_sizes', 'max_num_seqs' or 'max_num_batched_tokens'"),
+        (FIT, {"max_num_seqs": False}, FIT, "give 'tensor_parallel_sizes', 'max_num_seqs' or"),
+        (FIT, {"max_num_seqs": 8}, f"{FIT}.max_num_seqs", "valid boolean"),
+        (FIT, {"tensor_parallel_sizes": [2, 1]}, f"{FIT}.tensor_parallel_sizes", "the smallest first"),
+        (FIT, {"tensor_parallel_sizes": [1, 1]}, f"{FIT}.tensor_parallel_sizes", "each number once"),
+        (FIT, {"max_num_batched_tokens": [2048]}, FIT, "give two or more, or write the one under 'server'"),
+        (FIT, {"max_num_batched_tokens": [4, 2]}, f"{FIT}.max_num_batched_tokens", "the smallest first"),
+        (FIT, {"max_num_seqs": True}, PROFILE, "fit finds max-num-seqs, and the server sets it too"),
         (PROFILE, {"load": OF_FILE, "fit": {"max_num_seqs": True}}, PROFILE, "fit finds max_num_seqs for random prompts only"),
         (
             PROFILE,
@@ -188,46 +157,25 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         (f"{CPU}.warm_starts", -1, f"{CPU}.warm_starts", "greater than or equal to 0"),
         (f"{CPU}.warm_starts", 1.5, f"{CPU}.warm_starts", "valid integer"),
         (f"{CPU}.starts", 0, f"{CPU}.starts", "greater than or equal to 1"),
-        (f"{CPU}.starts", 11, f"{CPU}.starts", "less than or equal to 10"),
+        (f"{CPU}.starts", 17, f"{CPU}.starts", "less than or equal to 16"),
         (f"{CPU}.price_usd_gpu_hour", 0, f"{CPU}.price_usd_gpu_hour", "greater than 0"),
         (f"{CPU}.memory_limit_gib", 0.01, f"{CPU}.memory_limit_gib", "greater than or equal to 0.0625"),
-        (
-            f"{PROFILE}.gates",
-            [{"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}],
-            "(top level)",
-            f"{LOAD}.num_prompts must be 918 or more for the gate on ttft_p99_ms",
-        ),
-        (
-            f"{PROFILE}.gates",
-            [{"metric": "prefix_hit_share", "minimum": 0.5, "unit": "fraction"}],
-            "(top level)",
-            "a gate on prefix_hit_share needs prompts that begin alike",
-        ),
+        (GATES, [OF_P99], TOP, f"{LOAD}.num_prompts must be 918 or more for the gate on ttft_p99_ms"),
+        (GATES, [OF_HITS], TOP, "a gate on prefix_hit_share needs prompts that begin alike"),
         (f"{PROFILE}.soak_min", 0, f"{PROFILE}.soak_min", "greater than 0"),
         (f"{PROFILE}.soak_share", 0.5, PROFILE, "soak_share is of a soak: give soak_min"),
         (PROFILE, {"load": OF_TRACE, "soak_min": 1}, PROFILE, "a trace has times of its own: give it another profile"),
-        (f"{PROFILE}.gates", [OF_SOAK], "(top level)", "the gate on soak_host_memory_growth_mib_h needs 'soak_min'"),
+        (GATES, [OF_SOAK], TOP, "the gate on soak_host_memory_growth_mib_h needs 'soak_min'"),
         (
             PROFILE,
             {"load": FOLLOWING, "soak_min": 1, "gates": [OF_SOAK | {"metric": "soak_gpu_memory_growth_mib_h"}]},
-            "(top level)",
+            TOP,
             "has no GPU for the gate on soak_gpu_memory_growth_mib_h",
         ),
-        (
-            f"{PROFILE}.gates",
-            [{"metric": "output_throughput_tok_s_gpu", "minimum": 1, "unit": "tok/s/GPU"}],
-            "(top level)",
-            "has no GPU for the gate on output_throughput_tok_s_gpu",
-        ),
-        (
-            f"{PROFILE}.gates",
-            [{"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}],
-            "(top level)",
-            "the workload's 'slo'",
-        ),
+        (GATES, [OF_GPU], TOP, "has no GPU for the gate on output_throughput_tok_s_gpu"),
+        (GATES, [OF_GOODPUT], TOP, "the workload's 'slo'"),
         ("gates.0.minimum", 1.5, "gates.0", "between 0 and 1"),
-        ("gates.0.minimum", float("nan"), "gates.0.minimum", "finite number"),
-        ("gates.0.minimum", float("inf"), "gates.0.minimum", "finite number"),
+        *(("gates.0.minimum", bound, "gates.0.minimum", "finite number") for bound in (math.nan, math.inf)),
         ("gates.0.maximum", 0.95, "gates.0", "give 'minimum', or 'reference and margin', or 'max_loss'"),
         ("gates.0.metric", "exact_mtach", "gates.0", "no metric 'exact_mtach'"),
         ("gates.0.unit", "percent", "gates.0", "'fraction', not 'percent'"),
@@ -236,7 +184,7 @@ FOLLOWING: Document = {"input_len": 8, "output_len": 8, "num_warmups": 0}
         ("variants.bf16.environment", {"HF_TOKEN": "hf_x"}, "variants.bf16.environment.HF_TOKEN", "names a secret"),
         ("gpu_types.cpu.server.port", 8000, "gpu_types.cpu.server.port", "set by vllm-qualify"),
         ("gpu_types.cpu.server.--dtype", "auto", "gpu_types.cpu.server.--dtype", "without the leading dashes"),
-        ("gpu_types.cpu.default_variant", "fp8", "(top level)", "not among the variants: bf16, draft, ngram, regressed"),
+        ("gpu_types.cpu.default_variant", "fp8", TOP, "not among the variants: bf16, draft, ngram, regressed"),
         ("gpu_types.cpu.startup_timeout_s", -1, "gpu_types.cpu.startup_timeout_s", "greater than 0"),
         ("name", "Reference Model", "name", "lower-case"),
         ("gpu_types.cpu.network", "ethernet", "gpu_types.cpu.network", "'infiniband'"),
@@ -287,15 +235,9 @@ def _paths(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 
 def assert_valid_or_one_clear_error(file: Path) -> None:
     try:
-        loaded = load_recipe(str(file))
+        assert isinstance(load_recipe(str(file)), LoadedRecipe)
     except CallerError as error:
-        caught = error
-    else:
-        assert isinstance(loaded, LoadedRecipe)
-        return
-    assert caught.place.startswith(str(file))
-    assert caught.problem
-    assert caught.remedy
+        assert (error.place.startswith(str(file)), bool(error.problem), bool(error.remedy)) == (True, True, True)  # noqa: PT017
 
 
 ANYTHING = st.recursive(
@@ -315,8 +257,7 @@ def test_a_recipe_with_anything_anywhere_is_valid_or_one_clear_error(tmp_path: P
     for key in parents:
         place = place[key]
     place[last] = data.draw(ANYTHING)
-    file = write(document, tmp_path / "fuzzed.yaml")
-    assert_valid_or_one_clear_error(file)
+    assert_valid_or_one_clear_error(write(document, tmp_path / "fuzzed.yaml"))
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -347,17 +288,13 @@ def test_paths_start_from_the_recipes_folder() -> None:
 
 # --- what differs by version
 
+MOE_FP8 = "VLLM_USE_FLASHINFER_MOE_FP8"
 LAYERED = Variant(
     model="org/model",
     server={"moe-backend": "flashinfer_cutlass", "max-model-len": 2560},
     environment={"NCCL_DEBUG": "WARN"},
     by_version=[
-        ByVersion(
-            vllm="<0.13",
-            without=["moe-backend"],
-            environment={"VLLM_USE_FLASHINFER_MOE_FP8": "1"},
-            server={"max-model-len": 2048},
-        ),
+        ByVersion(vllm="<0.13", without=["moe-backend"], environment={MOE_FP8: "1"}, server={"max-model-len": 2048}),
         ByVersion(vllm=">=0.12,<0.14", server={"max-model-len": 1024}),
     ],
 )
@@ -376,10 +313,10 @@ LAYERED = Variant(
     ],
 )
 def test_each_range_that_covers_the_version_changes_what_stands_beside_it(version: str, length: int, has_backend: bool) -> None:
-    server, environment = LAYERED.at(version)
+    server, environment = LAYERED.for_version(version)
     assert server["max-model-len"] == length
     assert ("moe-backend" in server) == has_backend
-    assert ("VLLM_USE_FLASHINFER_MOE_FP8" in environment) == (not has_backend)
+    assert (MOE_FP8 in environment) == (not has_backend)
     assert environment["NCCL_DEBUG"] == "WARN"
 
 
@@ -396,6 +333,7 @@ def test_what_is_taken_away_must_be_there() -> None:
 
 # --- where a variant can be served at all
 
+TRT: Document = {"engine": "tensorrt-llm"}
 TWO_TYPES: Document = {
     "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": {}}, "latency": {"load": {}}}},
     "b200": {"default_variant": "nvfp4", "profiles": {"balanced": {"load": {}}}},
@@ -435,7 +373,7 @@ def test_cells_are_those_that_the_variant_is_for(variant: Document, version: str
 
 
 def test_another_engines_cells_are_at_no_version_of_vllm() -> None:
-    recipe = Recipe.model_validate(limited({"engine": "tensorrt-llm", "server": {"max_batch_size": 8}}))
+    recipe = Recipe.model_validate(limited(TRT | {"server": {"max_batch_size": 8}}))
     assert {variant for _, variant, _ in recipe.cells()} == {"fp8", "nvfp4"}
     assert {variant for _, variant, _ in recipe.cells("0.32.0")} == {"fp8"}
 
@@ -453,19 +391,13 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
         (limited({"profiles": ["batch"]}), "variants.nvfp4.profiles names batch, which the recipe does not have"),
         (limited({"gpu_types": ["h200"]}), "gpu_types.b200.default_variant 'nvfp4' is not for b200"),
         (limited({"profiles": ["latency"]}), "gpu_types.b200.default_variant 'nvfp4' is not for b200"),
-        (
-            limited({}, draft={"model": "org/fp8", "gpu_types": ["b200"], "profiles": ["latency"]}),
-            "variants.draft has no cell",
-        ),
+        (limited({}, draft={"model": "org/fp8", "gpu_types": ["b200"], "profiles": ["latency"]}), "variants.draft has no cell"),
         (limited({"vllm": "newest"}), "'newest' is not a range of versions"),
         (limited({"gpu_types": ["B200"]}), "lower-case"),
         (limited({"engine": "no-such-engine"}), "'vllm'"),
-        (limited({"engine": "tensorrt-llm", "vllm": ">=0.15"}), "'vllm' is about versions of vLLM"),
-        (limited({"engine": "tensorrt-llm", "by_version": [{"vllm": ">=0.15"}]}), "'by_version' is about versions of vLLM"),
-        (
-            limited({"engine": "tensorrt-llm", "server": {"served_model_name": "x"}}),
-            "'served_model_name' is set by vllm-qualify",
-        ),
+        (limited(TRT | {"vllm": ">=0.15"}), "'vllm' is about versions of vLLM"),
+        (limited(TRT | {"by_version": [{"vllm": ">=0.15"}]}), "'by_version' is about versions of vLLM"),
+        (limited(TRT | {"server": {"served_model_name": "x"}}), "'served_model_name' is set by vllm-qualify"),
         (limited({"signed_by": "key"}), "not a public key in PEM"),
         (limited({"signed_by": ED25519}), "not a key on the curves P-256, P-384 or P-521"),
         (limited({"server": {"max_model_len": 8}}), "write max_model_len as max-model-len"),
@@ -489,14 +421,13 @@ def test_a_variant_that_does_not_fit_its_recipe_is_refused(tmp_path: Path, docum
 )
 def test_aliases_that_are_no_names_are_refused(tmp_path: Path, aliases: list[str], message: str) -> None:
     document = reference()
-    served = document["served_model_name"]
-    document["aliases"] = [served if alias == "NAME" else alias for alias in aliases]
+    document["aliases"] = [document["served_model_name"] if alias == "NAME" else alias for alias in aliases]
     with pytest.raises(CallerError, match=re.escape(message)):
         load_recipe(str(write(document, tmp_path / "recipe.yaml")))
 
 
 def test_a_recipe_with_aliases_has_no_variant_of_tensorrt_llm(tmp_path: Path) -> None:
-    document = limited({"engine": "tensorrt-llm"}) | {"aliases": ["a"]}
+    document = limited(TRT) | {"aliases": ["a"]}
     with pytest.raises(CallerError, match="a server of tensorrt-llm has one name"):
         load_recipe(str(write(document, tmp_path / "recipe.yaml")))
 
@@ -512,7 +443,7 @@ def test_a_file_of_prompts_takes_the_place_of_their_length() -> None:
 
 def test_a_gate_on_a_percentile_needs_no_number_of_prompts_where_it_follows() -> None:
     document = changed(f"{LOAD}.num_prompts", ...)
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["gates"] = [{"metric": "ttft_p99_ms", "maximum": 500, "unit": "ms"}]
+    document["gpu_types"]["cpu"]["profiles"]["balanced"]["gates"] = [OF_P99]
     assert Recipe.model_validate(document).gpu_types["cpu"].profiles["balanced"].load.num_prompts is None
 
 
@@ -540,15 +471,15 @@ def test_the_longest_request_has_the_most_tokens_of_both(lengths: Document, toke
     ],
 )
 def test_what_a_load_leaves_open_follows(load: Document, served: int | None, least: int, clients: int, prompts: int) -> None:
-    settled = LoadSettings.model_validate(FOLLOWING | load).of(served, least)
+    settled = LoadSettings.model_validate(FOLLOWING | load).make_load(served, least)
     assert (settled.max_concurrency, settled.num_prompts) == (clients, prompts)
 
 
 def test_a_load_that_does_not_follow_is_refused() -> None:
     with pytest.raises(ValueError, match="give max_concurrency, or the server its max-num-seqs"):
-        LoadSettings.model_validate(FOLLOWING).of(None, 1)
+        LoadSettings.model_validate(FOLLOWING).make_load(None, 1)
     with pytest.raises(ValueError, match="at least 5 times max_concurrency, so 40 or more"):
-        LoadSettings.model_validate(FOLLOWING | {"num_prompts": 39}).of(8, 1)
+        LoadSettings.model_validate(FOLLOWING | {"num_prompts": 39}).make_load(8, 1)
 
 
 @pytest.mark.parametrize(("most", "looks"), [(10, [5, 6, 7, 8, 9, 10]), (5, [5]), (3, [5])])
@@ -560,7 +491,7 @@ def test_a_whole_run_needs_a_prompt_for_each_client() -> None:
     published = {"max_concurrency": 1024, "num_prompts": 2048}
     with pytest.raises(ValueError, match="so 5120 or more; or set `window: whole`"):
         LoadSettings.model_validate(FOLLOWING | published)
-    assert LoadSettings.model_validate(FOLLOWING | published | {"window": "whole"}).of(None, 1).num_prompts == 2048
+    assert LoadSettings.model_validate(FOLLOWING | published | {"window": "whole"}).make_load(None, 1).num_prompts == 2048
     with pytest.raises(ValueError, match=r"num_prompts must be at least max_concurrency, so 1024 or more [^;]*$"):
         LoadSettings.model_validate(FOLLOWING | published | {"window": "whole", "num_prompts": 1023})
 
@@ -590,7 +521,7 @@ AT_A_RATE: Document = {"input_len": 8, "output_len": 4, "num_warmups": 0, "reque
     ],
 )
 def test_a_load_at_a_rate_lasts_as_long_as_it_must(load: Document, least: int, prompts: int) -> None:
-    followed = LoadSettings.model_validate(AT_A_RATE | load).of(64, least)
+    followed = LoadSettings.model_validate(AT_A_RATE | load).make_load(64, least)
     assert (followed.is_open, followed.num_prompts, followed.request_rate) == (True, prompts, 8.0)
 
 

@@ -2,59 +2,31 @@
 
 import json
 import re
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import JsonValue
 
-from vllm_qualify.recipe.loading import catalog_names, load_recipe
-from vllm_qualify.recipe.recipe import Recipe
-from vllm_qualify.recipe.serving import Environment, ServerArguments
-
-SEEDS = ("llama-3.3-70b", "llama-4-scout", "nemotron-3-nano")
-HOPPER = ("h100", "h200")
-BLACKWELL = ("b200", "gb200")
-
-# Commands that vllm-project/recipes publishes for a model on a GPU type; not part of this project.
-PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "vllm-recipes" / "api"
-needs_published = pytest.mark.skipif(
-    not PUBLISHED.is_dir(), reason="the commands of vllm-project/recipes are not beside this checkout"
+from tests.builders.seed_recipes import (
+    BLACKWELL,
+    COMMANDS,
+    DIFFERENCES,
+    HOPPER,
+    MODELS,
+    PUBLISHED,
+    RENAMED,
+    SEEDS,
+    VLLM_VERSION,
+    arguments,
+    needs_published,
+    options_of,
+    recipe,
 )
+from vllm_qualify.recipe.loading import catalog_names
+from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.serving import Environment
 
-# Model in a published command → recipe and variant; unquantized Llamas are none of our variants, so the default one stands in.
-MODELS: dict[str, tuple[str, str | None]] = {
-    "meta-llama/Llama-3.3-70B-Instruct": ("llama-3.3-70b", None),
-    "nvidia/Llama-3.3-70B-Instruct-FP8": ("llama-3.3-70b", "fp8"),
-    "nvidia/Llama-3.3-70B-Instruct-NVFP4": ("llama-3.3-70b", "nvfp4"),
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct": ("llama-4-scout", None),
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron-3-nano", "bf16"),
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8": ("nemotron-3-nano", "fp8"),
-}
-COMMANDS = [
-    (model, gpu_type)
-    for model in MODELS
-    for gpu_type in (*HOPPER, *BLACKWELL)
-    if not (model.endswith("NVFP4") and gpu_type in HOPPER)
-]
-
-# Published options that are not ours, or not with that value → why.
-DIFFERENCES = {
-    "tensor-parallel-size": "the profile's goal decides it; published is the least that holds the model, or the whole node",
-    "no-enable-prefix-caching": "tuning for a benchmark, as its own guides say; production has vLLM's default",
-    "reasoning-parser": "the family's own, which vLLM has by now",
-    "reasoning-parser-plugin": "names a file that no image has",
-}
-# Published environment names that vLLM no longer has → the option that took their place, and its value by the published one.
-RENAMED: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "VLLM_USE_FLASHINFER_MOE_FP8": ("moe-backend", {"1": ("flashinfer_cutlass", "flashinfer_trtllm")}),
-    "VLLM_FLASHINFER_MOE_BACKEND": ("moe-backend", {"throughput": ("flashinfer_cutlass",)}),
-}
-
-
-VLLM_VERSION = "0.32.0"
 # The bound on Llama 3.3 70B's strict-match, .6293 in the guide.
 STRICT = 0.597
 # Variants of Llama 3.3 70B with a draft model on vLLM → that model.
@@ -63,45 +35,6 @@ DRAFTS = {
     "fp8-draft-3b": "meta-llama/Llama-3.2-3B-Instruct",
     "fp8-draft-8b": "meta-llama/Llama-3.1-8B-Instruct",
 }
-
-
-def options_of(argv: list[str]) -> dict[str, JsonValue]:
-    """The options of a `vllm serve MODEL …` command, as a recipe writes them.
-
-    An option without a value is true, one with several is a list; numbers and JSON are parsed.
-    """
-    serve, rest = argv[:3], argv[3:]
-    assert serve[:2] == ["vllm", "serve"]
-    assert not serve[2].startswith("-")
-    given: dict[str, list[JsonValue]] = {}
-    key = ""
-    for word in rest:
-        if word.startswith("--"):
-            key, equals, value = word.removeprefix("--").partition("=")
-            assert key not in given, f"--{key} is given twice"
-            given[key] = [_value(value)] if equals else []
-        else:
-            given[key].append(_value(word))
-    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in given.items()}
-
-
-def _value(text: str) -> JsonValue:
-    try:
-        parsed: JsonValue = json.loads(text)
-    except ValueError:
-        return text
-    return parsed
-
-
-@cache
-def recipe(name: str) -> Recipe:
-    return load_recipe(name).recipe
-
-
-def arguments(recipe: Recipe, gpu_type: str, variant: str | None, profile: str) -> ServerArguments:
-    """The server arguments of one cell."""
-    serving = recipe.gpu_types[gpu_type]
-    return serving.server | recipe.variants[variant or serving.default_variant].server | serving.profiles[profile].server
 
 
 def environment(recipe: Recipe, gpu_type: str, variant: str | None) -> Environment:
@@ -138,35 +71,21 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "models", "hopper", "blackwell"),
+    ("name", "model", "other", "blackwell"),
     [
-        (
-            "llama-3.3-70b",
-            {"fp8": "nvidia/Llama-3.3-70B-Instruct-FP8", "nvfp4": "nvidia/Llama-3.3-70B-Instruct-NVFP4"},
-            "fp8",
-            "nvfp4",
-        ),
-        (
-            "llama-4-scout",
-            {"fp8": "nvidia/Llama-4-Scout-17B-16E-Instruct-FP8", "nvfp4": "nvidia/Llama-4-Scout-17B-16E-Instruct-NVFP4"},
-            "fp8",
-            "nvfp4",
-        ),
-        (
-            "nemotron-3-nano",
-            {"fp8": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "bf16": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"},
-            "fp8",
-            "fp8",
-        ),
+        ("llama-3.3-70b", "nvidia/Llama-3.3-70B-Instruct", "nvfp4", "nvfp4"),
+        ("llama-4-scout", "nvidia/Llama-4-Scout-17B-16E-Instruct", "nvfp4", "nvfp4"),
+        ("nemotron-3-nano", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", "bf16", "fp8"),
     ],
 )
-def test_weights_and_the_default_by_gpu_type(name: str, models: dict[str, str], hopper: str, blackwell: str) -> None:
+def test_weights_and_the_default_by_gpu_type(name: str, model: str, other: str, blackwell: str) -> None:
+    models = {precision: f"{model}-{precision.upper()}" for precision in ("fp8", other)}
     variants = recipe(name).variants
     plain = {variant: entry for variant, entry in variants.items() if entry.of_vllm and variant not in DRAFTS}
     assert {variant: entry.model for variant, entry in plain.items()} == models
     assert {entry.model for entry in variants.values()} == set(models.values())
     defaults = {gpu_type: serving.default_variant for gpu_type, serving in recipe(name).gpu_types.items()}
-    assert defaults == dict.fromkeys(HOPPER, hopper) | dict.fromkeys(BLACKWELL, blackwell)
+    assert defaults == dict.fromkeys(HOPPER, "fp8") | dict.fromkeys(BLACKWELL, blackwell)
 
 
 @pytest.mark.parametrize("name", SEEDS)
@@ -195,14 +114,11 @@ def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> N
 @pytest.mark.parametrize("name", SEEDS)
 def test_the_load_follows_the_server(name: str) -> None:
     for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
-        ours, load = (
-            arguments(recipe(name), gpu_type, variant, profile),
-            recipe(name).gpu_types[gpu_type].profiles[profile].load.of(None, 1),
-        )
-        longest = ours["max-model-len"]
+        ours = arguments(recipe(name), gpu_type, variant, profile)
+        load = recipe(name).gpu_types[gpu_type].profiles[profile].load.make_load(None, 1)
         single = profile in ("single-stream", "drafted")
         assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
-        assert longest == {"llama-3.3-70b": 131072, "llama-4-scout": 131072, "nemotron-3-nano": 262144}[name]
+        assert ours["max-model-len"] == {"llama-3.3-70b": 131072, "llama-4-scout": 131072, "nemotron-3-nano": 262144}[name]
         assert load.max_concurrency == (1 if single else 512 if profile == "guide" else ours["max-num-seqs"])
         assert load.num_prompts >= 5 * load.max_concurrency
         assert load.num_warmups > 0
@@ -226,7 +142,7 @@ def _all_keys(options: dict[str, JsonValue]) -> set[str]:
 def test_no_profile_asks_the_prompts_of_another_one_on_the_same_server(name: str) -> None:
     """A server is shared by cells that are served alike, and remembers what it was asked."""
     for serving in recipe(name).gpu_types.values():
-        loads = [(profile.load.of(8, 1), each) for each, profile in serving.profiles.items()]
+        loads = [(profile.load.make_load(8, 1), each) for each, profile in serving.profiles.items()]
         seeds = sorted(load.model_copy(update={"seeded_by": each}).bench_seed(1) for load, each in loads)
         assert all(after - before >= 5000 for before, after in pairwise(seeds))
 
@@ -237,8 +153,8 @@ def test_nemotrons_parsers_are_those_of_production() -> None:
         assert ours["enable-auto-tool-choice"] is True
         assert (ours["tool-call-parser"], ours["reasoning-parser"]) == ("qwen3_coder", "nemotron_v3")
     for serving in recipe("nemotron-3-nano").gpu_types.values():
-        assert "reasoning-parser" not in serving.at("0.17.0")[0]
-        assert serving.at("0.17.1")[0]["reasoning-parser"] == "nemotron_v3"
+        assert "reasoning-parser" not in serving.for_version("0.17.0")[0]
+        assert serving.for_version("0.17.1")[0]["reasoning-parser"] == "nemotron_v3"
 
 
 @pytest.mark.parametrize(
@@ -344,7 +260,7 @@ def test_async_scheduling_goes_with_a_draft_model_from_the_version_that_can(
     for gpu_type, variant, profile in drafts:
         serving = llama.gpu_types[gpu_type]
         layers = (serving, llama.variants[variant], serving.profiles[profile])
-        merged = {name: value for layer in layers for name, value in layer.at(version)[0].items()}
+        merged = {name: value for layer in layers for name, value in layer.for_version(version)[0].items()}
         assert merged["async-scheduling"] is async_scheduling
 
 
@@ -383,10 +299,7 @@ def test_every_listed_difference_occurs() -> None:
     [
         ([], {}),
         (["--async-scheduling", "--no-enable-prefix-caching"], {"async-scheduling": True, "no-enable-prefix-caching": True}),
-        (
-            ["--max-num-batched-tokens", "8192", "--kv-cache-dtype=fp8"],
-            {"max-num-batched-tokens": 8192, "kv-cache-dtype": "fp8"},
-        ),
+        (["--max-num-seqs", "8192", "--kv-cache-dtype=fp8"], {"max-num-seqs": 8192, "kv-cache-dtype": "fp8"}),
         (["--compilation-config", '{"pass_config":{"x":true}}'], {"compilation-config": {"pass_config": {"x": True}}}),
         (["--served-model-name", "a", "b"], {"served-model-name": ["a", "b"]}),
     ],

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from tests.ci import IN_CI
 from tests.releases.service import Answer, Asked, Service, serving
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.process import guarded, tail
+from vllm_qualify.engine.process import running_guarded, tail
 
 PROGRAM = "docker-registry"
 USER, PASSWORD, IDENTITY = "tester", "secret", "a-refresh-token"
@@ -94,7 +94,7 @@ def _served(folder: Path, name: str, settings: str) -> Iterator[str]:
         f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
         f"http: {{addr: '{address}', secret: tests{http}}}\n{others}\n"
     )
-    with guarded([PROGRAM, "serve", str(written)], quiet_environment({}), folder / f"{name}.log") as process:
+    with running_guarded([PROGRAM, "serve", str(written)], quiet_environment({}), folder / f"{name}.log") as process:
         deadline = time.monotonic() + 60
         while not _listens(address):
             assert process.exit_code() is None, tail(process.log)

@@ -23,14 +23,13 @@ from vllm_qualify.releases.known import (
     Known,
     Sighting,
     claim,
-    claimed,
-    emitted,
     known_key,
     note_new,
+    read_claim,
+    record_emission,
     release_key,
 )
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Available, ImageSource, ModelSource, Source
+from vllm_qualify.releases.source import Available, ImageSource, ModelSource, Source, VersionRule
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 AGAIN = NOW + timedelta(seconds=AGAIN_AFTER_S)
@@ -91,7 +90,7 @@ def test_a_backfill_of_what_was_noted(store: Store) -> None:
 def test_what_was_emitted_is_due_again_only_later(store: Store) -> None:
     note_new(store, SOURCE, [], NOW)
     (sighting,) = note_new(store, SOURCE, at(1), NOW)
-    emitted(store, SOURCE, sighting.key, NOW)
+    record_emission(store, SOURCE, sighting.key, NOW)
     assert due(store, at(1), AGAIN - timedelta(seconds=1)) == []
     assert due(store, at(1), AGAIN) == ["v0.1.0"]
 
@@ -127,7 +126,7 @@ def test_the_last_emission_counts_whoever_records_it_last(store: Store) -> None:
     note_new(store, SOURCE, [], NOW)
     (sighting,) = note_new(store, SOURCE, at(1), NOW)
     for when in (AGAIN, NOW):
-        emitted(store, SOURCE, sighting.key, when)
+        record_emission(store, SOURCE, sighting.key, when)
     assert known(store).releases[0].emitted_at == AGAIN
 
 
@@ -140,7 +139,7 @@ def test_nothing_is_written_where_nothing_changed(store: Store) -> None:
 
 def test_an_emission_of_what_nobody_saw_is_a_defect(store: Store) -> None:
     with pytest.raises(ValueError, match="never seen"):
-        emitted(store, SOURCE, release_key(SOURCE, digest(1)), NOW)
+        record_emission(store, SOURCE, release_key(SOURCE, digest(1)), NOW)
 
 
 # --- names
@@ -191,9 +190,9 @@ def test_every_source_has_a_key_that_stores_take(name: str, revision: str | None
 def test_one_run_gets_a_claim_and_keeps_it(store: Store) -> None:
     key = release_key(SOURCE, digest(1))
     with pytest.raises(MissingObjectError):
-        claimed(store, key)
+        read_claim(store, key)
     assert [claim(store, key, by, NOW) for by in ("run-1", "run-2", "run-1")] == [True, False, True]
-    assert (claimed(store, key).by, claimed(store, key).at) == ("run-1", NOW)
+    assert (read_claim(store, key).by, read_claim(store, key).at) == ("run-1", NOW)
 
 
 @pytest.mark.parametrize("key", ["", "../x", "a/b", "A" * 64, "0" * 63])
@@ -317,7 +316,7 @@ class World:
         for sighting in note_new(shaky, SOURCE, at(*reversed(self.released)), self.now):
             with self.lasting():
                 self.events.append(sighting.key)
-            emitted(shaky, SOURCE, sighting.key, self.now)
+            record_emission(shaky, SOURCE, sighting.key, self.now)
 
     def consume(self, run: str = "") -> None:
         """One run takes the event that waits longest; an event is delivered again until its run has ended."""

@@ -11,16 +11,15 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tasks import webhooks
+from tests.builders.registries import ALL, basic_login, bearer, login
 from tests.docker_engine import push_image
 from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SECRET, Registries, registries
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
 from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, ImageRepository, registry_and_path, releases_in
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Available
+from vllm_qualify.releases.source import Available, VersionRule
 
-ALL = VersionRule(versions=">=0")
 DIGEST = "sha256:" + "a" * 64
 
 
@@ -28,14 +27,6 @@ DIGEST = "sha256:" + "a" * 64
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registries]:
     with registries(tmp_path_factory.mktemp("registry")) as started:
         yield started
-
-
-def login(config: Path, registry: str, **fields: str) -> None:
-    config.write_text(json.dumps({"auths": {registry: fields}}))
-
-
-def basic_login(config: Path, registry: str, password: str = PASSWORD) -> None:
-    login(config, registry, auth=base64.b64encode(f"{USER}:{password}".encode()).decode())
 
 
 # --- the real one
@@ -176,7 +167,7 @@ def test_its_own_webhook_makes_the_fleet_look(real: Registries, monkeypatch: pyt
         assert time.monotonic() < deadline
         time.sleep(0.05)  # it tells when it likes
     looks: list[object] = []
-    monkeypatch.setattr(webhooks, "_look", looks.append)
+    monkeypatch.setattr(webhooks, "_plan_look", looks.append)
     monkeypatch.setenv(webhooks.SECRET, WEBHOOK_SECRET)
     with TestClient(webhooks.app) as ours:
         answer = ours.post("/webhooks", headers=dict(requests[0].headers), content=requests[0].body)
@@ -296,10 +287,6 @@ def test_nobody_answers() -> None:
     with pytest.raises(HostError) as raised:
         releases_in(f"{gone.address}/x", ALL)
     assert (raised.value.kind, raised.value.retry) == ("registry-unreachable", True)
-
-
-def bearer(address: str) -> Answer:
-    return Answer(401, headers={"WWW-Authenticate": f'Bearer realm="{address}",service="s",scope="repository:x:pull"'})
 
 
 @pytest.mark.parametrize(

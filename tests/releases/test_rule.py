@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from pydantic import ValidationError
 
-from vllm_qualify.releases.rule import VersionRule, version_in
+from vllm_qualify.releases.source import VersionRule, version_in
 
 # Of vllm/vllm-openai, and of registries that name theirs in another way.
 TAGS = [

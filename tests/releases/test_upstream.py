@@ -5,9 +5,8 @@ import json
 import pytest
 
 from tests.releases.service import Answer, Asked, serving
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import Available, ImageSource, ModelSource
-from vllm_qualify.releases.upstream import available_at
+from vllm_qualify.releases.registry import available_at
+from vllm_qualify.releases.source import Available, ImageSource, ModelSource, VersionRule
 
 COMMIT, DIGEST = "9" * 40, "sha256:" + "a" * 64
 

@@ -8,38 +8,36 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
+from tests.builders.changed import changed
 from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.evidence.idle import GpuIdle, Idle, Stretch
 from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.greedy import SameText
+from vllm_qualify.evidence.load.search import Point, Purpose, SloLevel, SweepLoad
 from vllm_qualify.evidence.load.soak import SoakCourse
-from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
-from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, CurvePoint, Point, Purpose, SloLevel, SweepLoad, Swept
-from vllm_qualify.evidence.measurement import (
-    EvidenceFile,
-    Interval,
-    Measurement,
-    StageEvidence,
-    invalid,
-    share_interval,
-    valid,
-)
+from vllm_qualify.evidence.load.speculation import Drafting, SpeculationDetails
+from vllm_qualify.evidence.load.sweep import TPOT, CurvePoint, Swept
+from vllm_qualify.evidence.measurement import EvidenceFile, Interval, Measurement, StageEvidence, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Sides, levels_of
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
-from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, waived, worst
+from vllm_qualify.judge.verdict import Checks, GateVerdict, Judgement, bounds_of, gate_verdict, with_waiver, worst_verdict
 from vllm_qualify.plan.cell import Baseline, Cell, CellPlan, Release, TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy, Smoke
 from vllm_qualify.recipe.gates import Gate, Waiver, gate_of
-from vllm_qualify.recipe.metrics import METRICS, Stage
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT, StageName
 from vllm_qualify.recipe.published import PublishedScore
-from vllm_qualify.recipe.workload import Accuracy, Fit, Load, Smoke, Sweep
+from vllm_qualify.recipe.searches import Fit, Sweep
 from vllm_qualify.report.before import Before, Drift
 from vllm_qualify.report.details import Details
+from vllm_qualify.report.flips import Excerpt, Flip
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.questions import MOST_BYTES, MOST_CHARACTERS, MOST_FLIPS, Excerpt, Flip, ScoredQuestions
+from vllm_qualify.report.questions import MOST_BYTES, MOST_CHARACTERS, MOST_FLIPS, ScoredQuestions
 
 SCRIPT = "<script>alert(1)</script>"
 IMAGE = '"><img src=x onerror=alert(1)>'
@@ -47,6 +45,9 @@ MARKUP = "[red]x[/red]"
 CONTROL = "\x1b[2J\u202egnp.exe"
 HOSTILE = (SCRIPT, IMAGE, MARKUP)
 
+# Three of the server's course, four of the soak, the sweep's curve, and the repeats of two throughputs and two latencies.
+CHARTS = 3 + 4 + 1 + 4
+RUN_ID = "20260314T092653Z-5f3d19"
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 QUESTIONS = 1319
 AT = Sides(0.05, 0.05)
@@ -82,29 +83,19 @@ def not_passed_report() -> Report:
 
 def image_report() -> Report:
     """Approved, of an image with hostile labels; the load client ran in another image."""
-    report = passed_report()
-    plan, release = report.plan, report.plan.cell.release
     under_test, client = _image("v0.32.0"), _image("v0.31.0")
-    changes = {
-        "cell": plan.cell.model_copy(update={"release": release.model_copy(update={"engine": _identity(under_test)})}),
-        "server": plan.server.model_copy(update={"engine": under_test}),
-        "client_image": client,
-        "client": _identity(client),
-    }
-    return report.model_copy(update={"plan": plan.model_copy(update=changes)})
+    report = changed(passed_report(), "plan.cell.release", engine=_identity(under_test))
+    report = changed(report, "plan.server", engine=under_test)
+    return changed(report, "plan", client_image=client, client=_identity(client))
 
 
 def detailed_report() -> Report:
     """Approved, with all the details that there are, and hostile text in the reasons and notes among them."""
     report = passed_report()
-    plan = report.plan
-    arguments = plan.server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
-    changes = {
-        "server": plan.server.model_copy(update={"arguments": arguments, "gpus": [0, 1]}),
-        "sweep": Sweep(concurrencies=[8, 32, 64], slo={"ttft_p99_ms": 2000.0}),
-        "fit": Fit(max_num_seqs=True),
-        "price_usd_gpu_hour": 2.5,
-    }
+    drafting = {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
+    plan = changed(report.plan, "server", arguments=report.plan.server.arguments | drafting, gpus=[0, 1])
+    sweep = Sweep(concurrencies=[8, 32, 64], slo={"ttft_p99_ms": 2000.0})
+    plan = changed(plan, sweep=sweep, fit=Fit(max_num_seqs=True), price_usd_gpu_hour=2.5)
     stages = [*report.stages, _stage("fit", 0, []), _stage("speculation", 52, []), _stage("sweep", 61, _slo_rows())]
     details = Details(
         sweep=_swept(),
@@ -115,13 +106,13 @@ def detailed_report() -> Report:
         ],
         startup=_startup(),
         idle=_idle(),
-        fit=_tried(),
+        fit=_make_tried(),
         course=course(60),
         course_notes=[f"the power limit lowered the clocks {SCRIPT}"],
         soak=_soaked(),
         notes=[f"baseline: {IMAGE}{CONTROL}"],
     )
-    return report.model_copy(update={"plan": plan.model_copy(update=changes), "stages": stages, "details": details})
+    return changed(report, plan=plan, stages=stages, details=details)
 
 
 def compared_report() -> Report:
@@ -131,63 +122,44 @@ def compared_report() -> Report:
         gate_of(metric="output_throughput_tok_s", max_worsening=0.05, unit="fraction"),
         gate_of(metric="ttft_p99_ms", max_worsening=0.1, unit="fraction"),
     ]
-    plan = detailed_report().plan
-    (task,) = plan.accuracy
+    report = detailed_report()
+    (task,) = report.plan.accuracy
     published = [
         PublishedScore(score=0.899, source="https://example.org/" + "a-long-address/" * 20, api="chat", num_fewshot=0),
         PublishedScore(score=0.3, source=f"card {SCRIPT}", of=IMAGE, note=f"{MARKUP}{CONTROL}", metric="acc"),
     ]
-    plan = plan.model_copy(
-        update={
-            "accuracy": [task.model_copy(update={"settings": task.settings.model_copy(update={"published": published})})],
-            "gates": [*plan.gates, *gates],
-            "baseline": _baseline(plan),
-            "price_usd_gpu_hour": 2.5,
-            "waivers": [
-                Waiver(
-                    gate="output_throughput_tok_s against the baseline",
-                    gpu_type="h200",
-                    variant="fp8",
-                    profile="throughput",
-                    owner=f"release@example.org {SCRIPT}",
-                    reason=f"slower by the new sampler {MARKUP}",
-                    expires=date(2026, 6, 30),
-                )
-            ],
-        }
+    waiver = Waiver(
+        gate="output_throughput_tok_s against the baseline",
+        gpu_type="h200",
+        variant="fp8",
+        profile="throughput",
+        owner=f"release@example.org {SCRIPT}",
+        reason=f"slower by the new sampler {MARKUP}",
+        expires=date(2026, 6, 30),
     )
-    report = detailed_report()
-    stages = [stage for stage in report.stages if stage.stage != "fit"]
-    comparisons = _comparisons()
-    judgement = _judgement(plan.judged, [*(row for stage in stages for row in stage.measurements), *comparisons])
-    verdicts = [waived(result, plan.waivers, BEGAN.date()) for result in judgement.gates]
-    changes = {
-        "gates": verdicts,
-        "verdict": worst([result.counts_as for result in verdicts]),
-        "comparisons": comparisons,
-    }
-    more = {"before": _before(plan), "drift": _drift(), "questions": [_questions()], "fit": None}
-    return report.model_copy(
-        update={
-            "plan": plan.model_copy(update={"fit": None}),
-            "stages": stages,
-            "judged_on": f"gpu-7 {SCRIPT}",
-            "judgement": judgement.model_copy(update=changes),
-            "details": report.details.model_copy(update=more),
-        }
+    plan = changed(
+        report.plan,
+        accuracy=[changed(task, "settings", published=published)],
+        gates=[*report.plan.gates, *gates],
+        baseline=_baseline(report.plan),
+        waivers=[waiver],
     )
+    stages, comparisons = [stage for stage in report.stages if stage.stage != "fit"], _comparisons()
+    judgement = _judgement(plan.judged_gates, [*(row for stage in stages for row in stage.measurements), *comparisons])
+    verdicts = [with_waiver(result, plan.waivers, BEGAN.date()) for result in judgement.gates]
+    verdict = worst_verdict([result.counts_as for result in verdicts])
+    judgement = changed(judgement, gates=verdicts, verdict=verdict, comparisons=comparisons)
+    report = changed(report, "details", before=_make_before(plan), drift=_drift(), questions=[_questions()], fit=None)
+    plan = changed(plan, fit=None)
+    return changed(report, plan=plan, stages=stages, judged_on=f"gpu-7 {SCRIPT}", judgement=judgement)
 
 
 def _baseline(plan: CellPlan) -> Baseline:
-    cell = plan.cell
-    packages = cell.release.engine.packages | {"vllm": "0.31.0", "torch": "2.12.1"}
-    engine = cell.release.engine.model_copy(
-        update={"version": "0.31.0", "digest": f"sha256:{_sha('before')}", "packages": packages}
-    )
-    before = cell.model_copy(update={"release": cell.release.model_copy(update={"engine": engine})})
+    packages = plan.cell.release.engine.packages | {"vllm": "0.31.0", "torch": "2.12.1"}
+    engine = {"version": "0.31.0", "digest": f"sha256:{_sha('before')}", "packages": packages}
     return Baseline(
         run_id="20260201T101112Z-ba5e11",
-        cell=before,
+        cell=changed(plan.cell, "release.engine", **engine),
         fingerprint=plan.fingerprint.model_copy(update={"driver": "565.57.01"}),
         client_version="0.31.0",
         accuracy=[task.settings for task in plan.accuracy],
@@ -195,23 +167,16 @@ def _baseline(plan: CellPlan) -> Baseline:
     )
 
 
-def _before(plan: CellPlan) -> Before:
+def _make_before(plan: CellPlan) -> Before:
     left = {name: value for name, value in plan.server.arguments.items() if name != "speculative-config"}
     compilation = {"pass_config": {"fuse_allreduce_rms": False}, "cudagraph_mode": "FULL_AND_PIECEWISE"}
     arguments = left | {"compilation-config": compilation, "swap-space": f"4 {SCRIPT}"}
-    server = plan.server.model_copy(update={"arguments": arguments, "environment": {"VLLM_USE_V1": f"1 {IMAGE}{CONTROL}"}})
-    curve = [
-        CurvePoint(
-            clients=clients,
-            folder=f"concurrency-{clients}",
-            output_tok_s_per_gpu=per_gpu,
-            tok_s_per_user=per_user,
-            is_on_front=True,
-        )
-        for clients, per_gpu, per_user in ((8, 1150.0, 108.0), (32, 3500.0, 78.0))
+    server = changed(plan.server, arguments=arguments, environment={"VLLM_USE_V1": f"1 {IMAGE}{CONTROL}"})
+    curve = [_curve_point(8, 1150.0, 108.0), _curve_point(32, 3500.0, 78.0)]
+    slower = [
+        changed(row, value=row.value and row.value * 0.98, repeats=[number * 0.98 for number in row.repeats], interval=None)
+        for row in _load()
     ]
-    slower = [row.model_copy(update={"value": row.value and row.value * 0.98}) for row in _load()]
-    slower = [row.model_copy(update={"repeats": [number * 0.98 for number in row.repeats], "interval": None}) for row in slower]
     return Before(
         run_id="20260201T101112Z-ba5e11",
         judged_at=BEGAN - timedelta(days=40),
@@ -221,32 +186,27 @@ def _before(plan: CellPlan) -> Before:
     )
 
 
+def _curve_point(clients: int, per_gpu: float, per_user: float, is_on_front: bool = True) -> CurvePoint:
+    about = {"clients": clients, "folder": f"concurrency-{clients}", "is_on_front": is_on_front}
+    return CurvePoint.model_validate({**about, "output_tok_s_per_gpu": per_gpu, "tok_s_per_user": per_user})
+
+
 def _comparisons() -> list[Measurement]:
     about = {"against": "20260201T101112Z-ba5e11", "sample_count": 2638}
+    asked, interval = {"task": "gsm8k", "filter": "strict-match"}, Interval(lower=0.0041, upper=0.0263)
     return [
-        valid(
-            "exact_match",
-            0.0152,
-            "answers",
-            task="gsm8k",
-            filter="strict-match",
-            interval=Interval(lower=0.0041, upper=0.0263),
-            **about,
-        ),
+        valid("exact_match", 0.0152, "answers", interval=interval, **asked, **about),
         valid("output_throughput_tok_s", 0.061, "load", interval=Interval(lower=0.052, upper=0.07), **about),
         invalid("ttft_p99_ms", f"the baseline's: repeat 2 {SCRIPT}{IMAGE}", "load", against=about["against"]),
     ]
 
 
 def _drift() -> Drift:
-    return Drift(
-        version="0.32.0",
-        since="0.31.0",
-        findings=[
-            Finding(kind="changed-default", name="moe-backend", told=f"--moe-backend is auto by default {SCRIPT}"),
-            Finding(kind="unknown-environment", name="VLLM_X", told=f"VLLM_X is not known {IMAGE}{CONTROL}"),
-        ],
-    )
+    findings = [
+        Finding(kind="changed-default", name="moe-backend", told=f"--moe-backend is auto by default {SCRIPT}"),
+        Finding(kind="unknown-environment", name="VLLM_X", told=f"VLLM_X is not known {IMAGE}{CONTROL}"),
+    ]
+    return Drift(version="0.32.0", since="0.31.0", findings=findings)
 
 
 def _questions(flips: int = 6) -> ScoredQuestions:
@@ -292,10 +252,7 @@ def crowded_report() -> Report:
         flip.model_copy(update=dict.fromkeys(("asked", "target", "theirs", "ours"), words) | {"our_thinking": None})
         for flip in scored.flips
     ]
-    details = report.details.model_copy(
-        update={"questions": [scored.model_copy(update={"flips": flips})], "course": course(300)}
-    )
-    return report.model_copy(update={"details": details})
+    return changed(report, "details", questions=[changed(scored, flips=flips)], course=course(300))
 
 
 def largest_report(most_flips: int = MOST_FLIPS, characters: int = MOST_CHARACTERS) -> Report:
@@ -323,32 +280,23 @@ def largest_report(most_flips: int = MOST_FLIPS, characters: int = MOST_CHARACTE
         about=[number % len(topics) for number in range(count)],
         flips=flips,
     )
-    report = compared_report()
-    return report.model_copy(update={"details": report.details.model_copy(update={"questions": [scored]})})
+    return changed(compared_report(), "details", questions=[scored])
 
 
 def _long_flip(rng: random.Random, number: int, characters: int) -> Flip:
-    theirs = _drawn(rng, 120)
+    theirs = _draw_words(rng, 120)
     ours = [rng.choice(WORDS) if rng.random() < 1 / 15 else word for word in theirs]
-    asked, target, *answers = (Excerpt(text=" ".join(each)) for each in (_drawn(rng, 60), _drawn(rng, 20), theirs, ours))
-    thinking = [_begin(" ".join(_drawn(rng, 1200)), characters) for _ in range(2)]
-    return Flip(
-        question=number,
-        asked=asked,
-        target=target,
-        theirs=answers[0],
-        ours=answers[1],
-        their_thinking=thinking[0],
-        our_thinking=thinking[1],
+    asked, target, *answers = (
+        Excerpt(text=" ".join(each)) for each in (_draw_words(rng, 60), _draw_words(rng, 20), theirs, ours)
     )
+    thoughts = [" ".join(_draw_words(rng, 1200)) for _ in range(2)]
+    thinking = [Excerpt(text=text[:characters], cut=max(0, len(text) - characters)) for text in thoughts]
+    sides = {"theirs": answers[0], "ours": answers[1], "their_thinking": thinking[0], "our_thinking": thinking[1]}
+    return Flip(question=number, asked=asked, target=target, **sides)
 
 
-def _drawn(rng: random.Random, words: int) -> list[str]:
+def _draw_words(rng: random.Random, words: int) -> list[str]:
     return [rng.choice(WORDS) for _ in range(words)]
-
-
-def _begin(text: str, most: int) -> Excerpt:
-    return Excerpt(text=text[:most], cut=max(0, len(text) - most))
 
 
 def _slo_rows() -> list[Measurement]:
@@ -361,19 +309,10 @@ def _slo_rows() -> list[Measurement]:
 
 def _swept() -> Swept:
     measured = {8: (2400.0, 9.0, 310.0), 32: (7200.0, 12.5, 1620.0), 64: (6800.0, 19.0, 4100.0)}
-    points = [_point("curve", clients, *figures) for clients, figures in measured.items()]
+    points = [_make_point("curve", clients, *figures) for clients, figures in measured.items()]
     broken = SweepLoad(purpose="request_rate", load=_sweep_load(1), request_rate_req_s=7.25)
     points.append(Point(folder="rate-7.25", asked=broken, invalid_because=f"12 preemptions {SCRIPT} {IMAGE} {CONTROL}"))
-    curve = [
-        CurvePoint(
-            clients=clients,
-            folder=f"concurrency-{clients}",
-            output_tok_s_per_gpu=output / 2,
-            tok_s_per_user=1000 / tpot,
-            is_on_front=clients != 64,
-        )
-        for clients, (output, tpot, _) in measured.items()
-    ]
+    curve = [_curve_point(clients, output / 2, 1000 / tpot, clients != 64) for clients, (output, tpot, _) in measured.items()]
     return Swept(
         points=points,
         curve=curve,
@@ -383,11 +322,11 @@ def _swept() -> Swept:
     )
 
 
-def _point(purpose: Purpose, clients: int, output: float, tpot: float, ttft_p99: float) -> Point:
+def _make_point(purpose: Purpose, clients: int, output: float, tpot: float, ttft_p99: float) -> Point:
     return Point(
         folder=f"concurrency-{clients}",
         asked=SweepLoad(purpose=purpose, load=_sweep_load(clients)),
-        figures={OUTPUT: output, TPOT: tpot, "ttft_p99_ms": ttft_p99},
+        figures={OUTPUT_THROUGHPUT: output, TPOT: tpot, "ttft_p99_ms": ttft_p99},
         sample_count=1000,
         meets_slo=ttft_p99 <= 2000,
     )
@@ -407,17 +346,8 @@ def _document() -> SpeculationDetails:
 
 
 def _startup() -> Startup:
-    return Startup(
-        startup_s=143.218,
-        image_s=None,
-        process_s=21.0,
-        weights_s=48.5,
-        compile_s=33.75,
-        graphs_s=12.0,
-        ready_s=27.968,
-        warm=False,
-        because={"image_s": f"no image was pulled {SCRIPT}"},
-    )
+    parts = {"process_s": 21.0, "weights_s": 48.5, "compile_s": 33.75, "graphs_s": 12.0, "ready_s": 27.968}
+    return Startup(startup_s=143.218, image_s=None, **parts, warm=False, because={"image_s": f"no image was pulled {SCRIPT}"})
 
 
 def _idle() -> Idle:
@@ -429,7 +359,7 @@ def _idle() -> Idle:
     return Idle(held_s=748.0, gpus=gpus)
 
 
-def _tried() -> Tried:
+def _make_tried() -> Tried:
     tries = [
         Try(arguments={}, kv_cache_tok=655360, holds=320),
         Try(arguments={"max-num-seqs": 320}, failed_because=f"out of memory {SCRIPT}"),
@@ -479,19 +409,14 @@ def _identity(image: EngineImage) -> EngineIdentity:
             f"maintainer{IMAGE}": "NVIDIA CORPORATION <cudatools@nvidia.com>",
         },
     )
-    packages = {"vllm": version, "torch": "2.13.0"}
-    return EngineIdentity(
-        launcher="docker", version=version, digest=str(image.digest), python="3.12.11", packages=packages, image=about
-    )
+    engine = {"version": version, "digest": str(image.digest), "packages": {"vllm": version, "torch": "2.13.0"}}
+    return EngineIdentity(launcher="docker", python="3.12.11", image=about, **engine)
 
 
-def _report(
-    plan: CellPlan,
-    smoke: list[Measurement],
-    accuracy: list[Measurement],
-    load: list[Measurement],
-    rejudged_from: str | None = None,
-) -> Report:
+Rows = list[Measurement]
+
+
+def _report(plan: CellPlan, smoke: Rows, accuracy: Rows, load: Rows, rejudged_from: str | None = None) -> Report:
     serve = [valid("startup_s", 143.218, "serve/startup_s", sample_count=1)]
     stages = [_stage("smoke", 2, smoke), _stage("accuracy", 14, accuracy), _stage("load", 31, load), _stage("serve", 0, serve)]
     return Report(
@@ -501,7 +426,7 @@ def _report(
         rejudged_from=rejudged_from,
         plan=plan,
         stages=stages,
-        judgement=_judgement(plan.judged, [row for stage in stages for row in stage.measurements]),
+        judgement=_judgement(plan.judged_gates, [row for stage in stages for row in stage.measurements]),
     )
 
 
@@ -514,7 +439,7 @@ def _plan(model: str, variant_model: str = "") -> CellPlan:
     )
     release = Release(model=model, revision=_sha("model")[:40], engine=engine)
     return CellPlan(
-        run_id="20260314T092653Z-5f3d19",
+        run_id=RUN_ID,
         cell=Cell(recipe="llama-3.1-8b", release=release, variant="fp8", gpu_type="h200", profile="throughput"),
         fingerprint=Fingerprint(
             gpu_type="h200", name="NVIDIA H200", count=1, memory_mib=143771, compute_capability="9.0", driver="570.86.15"
@@ -523,6 +448,7 @@ def _plan(model: str, variant_model: str = "") -> CellPlan:
             engine=EngineEnvironment(python=Path("engine/bin/python")),
             model=model,
             revision=release.revision,
+            parts=[Part(option=MODEL, name=model, revision=release.revision)],
             served_model_name=f"llama-3.1-8b{variant_model}",
             arguments={
                 "max-model-len": 8192,
@@ -591,32 +517,18 @@ def _load() -> list[Measurement]:
 
 
 def _over_repeats(name: str, base: float) -> Measurement:
-    repeats = [base * factor for factor in (0.996, 1.0, 1.004)]
-    return valid(
-        name,
-        base,
-        "load/bench-*.json",
-        sample_count=3072,
-        repeats=repeats,
-        interval=Interval(lower=base * 0.9933, upper=base * 1.0067),
-    )
+    repeats, interval = [base * factor for factor in (0.996, 1.0, 1.004)], Interval(lower=base * 0.9933, upper=base * 1.0067)
+    return valid(name, base, "load/bench-*.json", sample_count=3072, repeats=repeats, interval=interval)
 
 
-def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> StageEvidence:
+def _stage(stage: StageName, minutes: int, measurements: list[Measurement]) -> StageEvidence:
     names: dict[str, list[str]] = {
         "serve": ["server.yaml", "server.log", "startup_s"],
         "smoke": ["models.json", "replies.json"],
         "accuracy": ["lm-eval.log", "results.json", "samples_gsm8k_2026-03-14T09-40-53.123456.jsonl", f"{SCRIPT}{IMAGE}.log"],
-        "load": [
-            f"{name}-{n}{end}" for n in (1, 2, 3) for name, end in (("bench", ".json"), ("bench", ".log"), ("metrics", ".txt"))
-        ],
+        "load": [name.format(number) for number in (1, 2, 3) for name in ("bench-{}.json", "bench-{}.log", "metrics-{}.txt")],
     }
-    tools: dict[str, dict[str, str]] = {
-        "serve": {"vllm": "0.32.0"},
-        "smoke": {},
-        "accuracy": {"lm-eval": "0.4.13"},
-        "load": {"vllm bench serve": f"0.32.0{IMAGE}"},
-    }
+    tools = {"serve": {"vllm": "0.32.0"}, "accuracy": {"lm-eval": "0.4.13"}, "load": {"vllm bench serve": f"0.32.0{IMAGE}"}}
     return StageEvidence(
         stage=stage,
         started_at=BEGAN + timedelta(minutes=minutes),
@@ -625,30 +537,18 @@ def _stage(stage: Stage, minutes: int, measurements: list[Measurement]) -> Stage
         tools=tools.get(stage, {}),
         files=[_file(f"{stage}/{name}") for name in names.get(stage, ["found.json"])],
         measurements=measurements,
+        run_id=RUN_ID,
     )
 
 
-def _commands(stage: Stage) -> list[list[str]]:
-    bench = [
-        "vllm",
-        "bench",
-        "serve",
-        "--backend",
-        "openai",
-        "--model",
-        IMAGE,
-        "--dataset-name",
-        "random",
-        "--num-prompts",
-        "1024",
-    ]
+def _commands(stage: StageName) -> list[list[str]]:
+    asked = ["python", "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", "gsm8k", "--note"]
+    bench = [*["vllm", "bench", "serve", "--backend", "openai", "--model"], IMAGE]
+    bench += ["--dataset-name", "random", "--num-prompts", "1024", "--max-concurrency", "64", "--seed"]
     return {
         "serve": [["vllm", "serve", "--config", "server.yaml"]],
-        "smoke": [],
-        "accuracy": [
-            ["python", "-m", "lm_eval", "run", "--model", "local-completions", "--tasks", "gsm8k", "--note", SCRIPT, MARKUP]
-        ],
-        "load": [[*bench, "--max-concurrency", "64", "--seed", str(seed), "--ignore-eos"] for seed in range(3)],
+        "accuracy": [[*asked, SCRIPT, MARKUP]],
+        "load": [[*bench, str(seed), "--ignore-eos"] for seed in range(3)],
     }.get(stage, [])
 
 
@@ -665,20 +565,18 @@ def _judgement(gates: Sequence[Gate], measurements: Sequence[Measurement]) -> Ju
     verdicts = [_verdict(gate, by_label.get(gate.label)) for gate in gates]
     held = sum(getattr(result.checks, name) for result in verdicts for name in Checks.model_fields)
     asked = len(verdicts) * len(Checks.model_fields)
+    statistics = {
+        "evaluated_expectations": asked,
+        "successful_expectations": held,
+        "unsuccessful_expectations": asked - held,
+        "success_percent": 100 * held / asked if asked else None,
+    }
     return Judgement(
-        verdict=worst([result.verdict for result in verdicts]),
+        verdict=worst_verdict([result.verdict for result in verdicts]),
         gates=verdicts,
         levels=levels_of(gates),
         suite={"name": "cell", "meta": {"great_expectations_version": "1.24.1"}},
-        validation={
-            "success": held == asked,
-            "statistics": {
-                "evaluated_expectations": asked,
-                "successful_expectations": held,
-                "unsuccessful_expectations": asked - held,
-                "success_percent": 100 * held / asked if asked else None,
-            },
-        },
+        validation={"success": held == asked, "statistics": statistics},
     )
 
 

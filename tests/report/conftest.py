@@ -1,5 +1,8 @@
 """Reports, and their pages' text."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.report.builder import (
@@ -33,39 +36,17 @@ def compared() -> Report:
     return compared_report()
 
 
-@pytest.fixture(scope="session")
-def approved_page() -> str:
-    return render_page(passed_report(), page_link)
+def page_of(make_report: Callable[[], Report]) -> Any:
+    return pytest.fixture(scope="session")(lambda: render_page(make_report(), page_link))
 
 
-@pytest.fixture(scope="session")
-def hostile_page() -> str:
-    return render_page(not_passed_report(), page_link)
-
-
-@pytest.fixture(scope="session")
-def image_page() -> str:
-    return render_page(image_report(), page_link)
-
-
-@pytest.fixture(scope="session")
-def detailed_page() -> str:
-    return render_page(detailed_report(), page_link)
-
-
-@pytest.fixture(scope="session")
-def compared_page() -> str:
-    return render_page(compared_report(), page_link)
-
-
-@pytest.fixture(scope="session")
-def crowded_page() -> str:
-    return render_page(crowded_report(), page_link)
-
-
-@pytest.fixture(scope="session")
-def largest_page() -> str:
-    return render_page(largest_report(), page_link)
+approved_page = page_of(passed_report)
+hostile_page = page_of(not_passed_report)
+image_page = page_of(image_report)
+detailed_page = page_of(detailed_report)
+compared_page = page_of(compared_report)
+crowded_page = page_of(crowded_report)
+largest_page = page_of(largest_report)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.test_load import CAPTURED as CAPTURED_LOAD
+from tests.builders.changed import changed
+from tests.builders.loads import CAPTURED as CAPTURED_LOAD
 from tests.report.builder import compared_report, detailed_report, image_report, page_link, passed_report
 from vllm_qualify.cli.commands import app
 from vllm_qualify.engine.image import parse_reference
@@ -16,10 +17,10 @@ from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.measurement import invalid
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.cells import within_budget
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.report import points
-from vllm_qualify.report.before import Before, Drift, drifted, read_before
-from vllm_qualify.report.changes import ConfigRow, changes_of, why_none
+from vllm_qualify.report.before import Before, Drift, find_drift, read_before
+from vllm_qualify.report.changes import Changes, ConfigRow, changes_of, why_none
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
@@ -31,7 +32,7 @@ from vllm_qualify.report.words import DASH, NO_BREAK
 THEN = detailed_report().model_copy(update={"run_id": "20260201T101112Z-ba5e11"})
 
 
-def against(report: Report, **changes: Any) -> CellPlan:
+def compare_with(report: Report, **changes: Any) -> CellPlan:
     """The approved report's plan with this one as its baseline."""
     then, plan = report.plan, passed_report().plan
     before = Baseline(
@@ -42,7 +43,7 @@ def against(report: Report, **changes: Any) -> CellPlan:
         accuracy=[task.settings for task in then.accuracy],
         load=then.load,
     )
-    return plan.model_copy(update={"baseline": before} | changes)
+    return changed(plan, **{"baseline": before} | changes)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def evidence(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def changed(evidence: Path, **changes: Any) -> None:
+def change_baseline(evidence: Path, **changes: Any) -> None:
     path = evidence / "baseline" / "report.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -66,7 +67,7 @@ def spaced(text: str) -> str:
 
 
 def test_the_baselines_report_is_read(evidence: Path) -> None:
-    before = read_before(against(THEN), evidence)
+    before = read_before(compare_with(THEN), evidence)
     assert before is not None
     assert (before.run_id, before.judged_at, before.server) == (THEN.run_id, THEN.created_at, THEN.plan.server)
     assert THEN.details.sweep is not None
@@ -81,30 +82,21 @@ def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> No
     older = json.loads(path.read_text())
     del older["details"]
     path.write_text(json.dumps(older))
-    before = read_before(against(THEN), evidence)
+    before = read_before(compare_with(THEN), evidence)
     assert before is not None
     assert before.curve == []
 
 
 def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> None:
-    settings = Load(
-        input_len=16,
-        output_len=8,
-        max_concurrency=4,
-        num_prompts=40,
-        num_warmups=4,
-        repeats=2,
-        most_repeats=2,
-        min_duration_s=0.5,
-    )
+    shape = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
+    settings = Load.model_validate({**shape, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.5})
     shutil.copytree(CAPTURED_LOAD, evidence / "load" / BESIDE)
-    plan = against(THEN, load=settings, beside=THEN.plan.server)
+    plan = compare_with(THEN, load=settings, beside=THEN.plan.server)
     before = read_before(plan, evidence)
     assert before is not None
     assert before.load_measured == "in turns"
-    loads = [row for row in before.measurements if row.metric == "output_throughput_tok_s"]
-    assert len(loads) == 1
-    assert loads[0].source.startswith("load/beside/")
+    (load,) = (row for row in before.measurements if row.metric == "output_throughput_tok_s")
+    assert load.source.startswith("load/beside/")
     assert [row.metric for row in before.measurements].count("startup_s") == 1
 
 
@@ -120,15 +112,15 @@ def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_a_report_that_cannot_be_used_is_reported(evidence: Path, changes: dict[str, Any], reason: str) -> None:
-    changed(evidence, **changes)
-    details = details_of(against(THEN), evidence)
+    change_baseline(evidence, **changes)
+    details = details_of(compare_with(THEN), evidence)
     assert details.before is None
     assert [note for note in details.notes if note.startswith("baseline: no usable evidence: ")]
     assert reason in details.notes[0]
 
 
 def test_a_missing_report_is_reported(tmp_path: Path) -> None:
-    details = details_of(against(THEN), tmp_path)
+    details = details_of(compare_with(THEN), tmp_path)
     assert details.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
 
 
@@ -137,47 +129,43 @@ def test_a_missing_report_is_reported(tmp_path: Path) -> None:
 
 def test_drift_is_reported_by_the_catalogs_table() -> None:
     plan = passed_report().plan
-    arguments = plan.server.arguments | {"no-such-option": 1}
-    drift = drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"arguments": arguments})}))
+    drift = find_drift(changed(plan, "server", arguments=plan.server.arguments | {"no-such-option": 1}))
     assert drift is not None
     assert (drift.version, drift.since) == ("0.32.0", None)
     assert [(each.kind, each.name) for each in drift.findings] == [("unknown-option", "no-such-option")]
 
 
 def test_defaults_that_changed_since_the_baselines_version_are_reported() -> None:
-    release = THEN.plan.cell.release
-    engine = release.engine.model_copy(update={"version": "0.12.0"})
-    cell = THEN.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
-    plan = against(THEN.model_copy(update={"plan": THEN.plan.model_copy(update={"cell": cell})}))
-    drift = drifted(plan)
+    drift = find_drift(compare_with(changed(THEN, "plan.cell.release.engine", version="0.12.0")))
     assert drift is not None
     assert drift.since == "0.12.0"
-    changed = {each.name: each for each in drift.findings if each.kind == "changed-default"}
-    assert "false by default in 0.12.0 and true in 0.32.0" in changed["async-scheduling"].told
+    defaults = {each.name: each for each in drift.findings if each.kind == "changed-default"}
+    assert "false by default in 0.12.0 and true in 0.32.0" in defaults["async-scheduling"].told
     # The recipe gives it, so that its default does not matter.
-    assert "gpu-memory-utilization" not in changed
+    assert "gpu-memory-utilization" not in defaults
 
 
 def test_a_version_without_a_table_is_reported_as_missing(tmp_path: Path) -> None:
-    plan = passed_report().plan
-    engine = plan.cell.release.engine.model_copy(update={"version": "0.1.0"})
-    cell = plan.cell.model_copy(update={"release": plan.cell.release.model_copy(update={"engine": engine})})
-    details = details_of(plan.model_copy(update={"cell": cell}), tmp_path)
+    details = details_of(changed(passed_report().plan, "cell.release.engine", version="0.1.0"), tmp_path)
     assert details.drift is None
     assert details.notes == ["drift: the catalog has no table of vLLM 0.1.0"]
 
 
 def test_another_engine_has_no_drift() -> None:
-    plan = passed_report().plan
-    assert drifted(plan.model_copy(update={"server": plan.server.model_copy(update={"kind": "tensorrt-llm"})})) is None
+    assert find_drift(changed(passed_report().plan, "server", kind="tensorrt-llm")) is None
 
 
 # --- what changed
 
 
-def test_settings_are_distinguished_by_what_became_of_them() -> None:
-    changes = changes_of(compared_report())
+def changes_in(report: Report) -> Changes:
+    changes = changes_of(report)
     assert changes is not None
+    return changes
+
+
+def test_settings_are_distinguished_by_what_became_of_them() -> None:
+    changes = changes_in(compared_report())
     assert changes.config is not None
     assert {(row.change, row.name) for row in changes.config if row.where == "option"} == {
         ("changed", "compilation-config.pass_config.fuse_allreduce_rms"),
@@ -190,28 +178,20 @@ def test_settings_are_distinguished_by_what_became_of_them() -> None:
 
 def test_the_same_settings_leave_no_row() -> None:
     report = compared_report()
-    assert report.details.before is not None
-    same = report.details.before.model_copy(update={"server": report.plan.server})
-    changes = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": same})}))
-    assert changes is not None
+    changes = changes_in(changed(report, "details.before", server=report.plan.server))
     assert changes.config == []
     assert changes.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
 
 
 def test_text_and_number_differ() -> None:
     report = compared_report()
-    server = report.plan.server
-    text = server.model_copy(update={"arguments": server.arguments | {"max-num-seqs": "256"}})
-    assert report.details.before is not None
-    then = report.details.before.model_copy(update={"server": text})
-    changes = changes_of(report.model_copy(update={"details": report.details.model_copy(update={"before": then})}))
-    assert changes is not None
+    text = changed(report.plan.server, arguments=report.plan.server.arguments | {"max-num-seqs": "256"})
+    changes = changes_in(changed(report, "details.before", server=text))
     assert changes.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
 
 
 def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
-    changes = changes_of(compared_report())
-    assert changes is not None
+    changes = changes_in(compared_report())
     rows = {row.gate: row for row in changes.metrics}
     assert [row.verdict for row in changes.metrics] == ["fail", "invalid", "inconclusive"]
     output = rows["output_throughput_tok_s"]
@@ -250,35 +230,24 @@ def test_repeats_are_points_within_their_drawing() -> None:
 
 def test_an_invalid_load_has_no_points_and_no_percentiles() -> None:
     report = passed_report()
-    spoiled = [
-        stage.model_copy(update={"measurements": [invalid(row.metric, "3 failed", "load/") for row in stage.measurements]})
-        if stage.stage == "load"
-        else stage
-        for stage in report.stages
-    ]
-    report = report.model_copy(update={"stages": spoiled})
+    (load,) = (stage for stage in report.stages if stage.stage == "load")
+    spoiled = changed(load, measurements=[invalid(row.metric, "3 failed", "load/") for row in load.measurements])
+    report = changed(report, stages=[spoiled if stage == load else stage for stage in report.stages])
     assert strips(report) == []
     assert {text for row in latency_rows(report) for pair in row.percentiles for text in pair} == {DASH}
-    priced = report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 2.0})})
+    priced = changed(report, "plan", price_usd_gpu_hour=2.0)
     assert cost(priced) == (DASH, "there is no valid output_throughput_tok_s")
-    assert latency_rows(report.model_copy(update={"stages": []})) == []
+    assert latency_rows(changed(report, stages=[])) == []
 
 
 def test_repeats_that_are_all_alike_are_still_drawn() -> None:
     report = passed_report()
-    stages = [
-        stage.model_copy(
-            update={
-                "measurements": [
-                    row.model_copy(update={"repeats": [0.0, 0.0], "value": 0.0, "interval": None}) if row.repeats else row
-                    for row in stage.measurements
-                ]
-            }
-        )
-        for stage in report.stages
-    ]
-    bare = report.judgement.model_copy(update={"gates": []})
-    drawn = strips(report.model_copy(update={"stages": stages, "judgement": bare}))
+    stages = []
+    for stage in report.stages:
+        zero = {"repeats": [0.0, 0.0], "value": 0.0, "interval": None}
+        rows = [changed(row, **zero) if row.repeats else row for row in stage.measurements]
+        stages.append(changed(stage, measurements=rows))
+    drawn = strips(changed(changed(report, "judgement", gates=[]), stages=stages))
     assert {mark.x for strip in drawn for mark in strip.ours} == {(points.LEFT + points.WIDTH - points.RIGHT) / 2}
 
 
@@ -294,26 +263,24 @@ def test_percentiles_stand_beside_the_baselines() -> None:
 def loaded(report: Report, repeats: int, beside: ServerPlan | None = None, **load: object) -> Report:
     """At a price, with so many repeats; and of the baseline beside it."""
     commands = [["vllm", "bench", "serve"]] * repeats * (2 if beside else 1)
-    stages = [stage.model_copy(update={"commands": commands}) if stage.stage == "load" else stage for stage in report.stages]
-    plan = report.plan
-    changes = {"price_usd_gpu_hour": 3.6, "beside": beside, "load": plan.load.model_copy(update=load)}
-    server = plan.server.model_copy(update={"gpus": [0, 1]})
-    return report.model_copy(update={"stages": stages, "plan": plan.model_copy(update=changes | {"server": server})})
+    stages = [changed(stage, commands=commands) if stage.stage == "load" else stage for stage in report.stages]
+    plan = changed(changed(report.plan, "load", **load), "server", gpus=[0, 1])
+    return changed(report, stages=stages, plan=changed(plan, price_usd_gpu_hour=3.6, beside=beside))
 
 
 def test_the_load_took_what_its_stage_took_on_all_gpus_that_it_held() -> None:
     report = passed_report()
     assert effort(loaded(report, 1)) == "1 repeat, 42 min, 84 GPU-min, $5.02"
-    other = report.plan.server.model_copy(update={"gpus": [2, 3]})
+    other = changed(report.plan.server, gpus=[2, 3])
     assert effort(loaded(report, 3, other)) == "3 repeats, 42 min, 167 GPU-min, $10.04"
     others = [stage for stage in report.stages if stage.stage != "load"]
-    assert effort(report.model_copy(update={"stages": others})) == ""
+    assert effort(changed(report, stages=others)) == ""
 
 
 def test_a_load_that_was_taken_over_names_the_run_that_it_cost() -> None:
     report = loaded(passed_report(), 3)
-    stages = [stage.model_copy(update={"taken_from": "20260101T000000Z-abcdef"}) for stage in report.stages]
-    assert effort(report.model_copy(update={"stages": stages})).endswith("$5.02, in run 20260101T000000Z-abcdef")
+    stages = [changed(stage, taken_from="20260101T000000Z-abcdef") for stage in report.stages]
+    assert effort(changed(report, stages=stages)).endswith("$5.02, in run 20260101T000000Z-abcdef")
 
 
 def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
@@ -328,8 +295,7 @@ def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
 
 
 def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
-    report = passed_report()
-    shown, why = cost(report.model_copy(update={"plan": report.plan.model_copy(update={"price_usd_gpu_hour": 3.6})}))
+    shown, why = cost(changed(passed_report(), "plan", price_usd_gpu_hour=3.6))
     assert shown == "0.07931 usd/Mtok"
     assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
 
@@ -344,7 +310,7 @@ def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
     run = command.commands["run"]  # type: ignore[attr-defined]
     known = {name for parameter in run.params for name in parameter.opts}
     for report in (passed_report(), image_report(), compared_report()):
-        plan = within_budget(report.plan.model_copy(update={"price_usd_gpu_hour": 2.5}), 900.0)
+        plan = within_budget(changed(report.plan, price_usd_gpu_hour=2.5), 900.0)
         given = [part for part in rerun(plan) if part.startswith("--")]
         assert set(given) <= known
         assert len(given) == len(set(given))
@@ -370,8 +336,8 @@ def test_code_that_ran_is_shown_and_allowed_again(recipe: str, allowed: bool) ->
     report = passed_report()
     assert "Trusts code" not in dict(facts(report))
     assert "--allow-code" not in rerun(report.plan)
-    line, cell = "server.middleware: the server imports what it names", report.plan.cell.model_copy(update={"recipe": recipe})
-    trusting = report.model_copy(update={"plan": report.plan.model_copy(update={"code": [line], "cell": cell})})
+    line = "server.middleware: the server imports what it names"
+    trusting = changed(changed(report, "plan.cell", recipe=recipe), "plan", code=[line])
     assert dict(facts(trusting))["Trusts code"] == line
     assert ("--allow-code" in rerun(trusting.plan)) is allowed
 

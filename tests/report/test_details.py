@@ -8,24 +8,27 @@ from typing import Any
 
 import pytest
 
-from tests.evidence.test_soak import soak_in
-from tests.evidence.test_speculation import CAPTURED as SPECULATION
-from tests.evidence.test_speculation import SETTINGS
-from tests.evidence.test_startup import CPU_LOG, CPU_STARTUP_S, LAUNCHED
-from tests.evidence.test_watched import CAPTURED as WATCHED
-from tests.evidence.test_watched import ENOUGH
+from tests.builders.changed import changed
+from tests.builders.soaks import soak_in
+from tests.builders.speculations import CAPTURED as SPECULATION
+from tests.builders.speculations import SETTINGS
+from tests.builders.startup_logs import CPU_LOG, CPU_STARTUP_S, LAUNCHED
+from tests.builders.watched import CAPTURED as WATCHED
+from tests.builders.watched import ENOUGH
 from tests.fakes.capacity import Capacity
 from tests.report.builder import course, detailed_report, passed_report
 from vllm_qualify.engine.watch import SCRAPES
 from vllm_qualify.evidence.load import speculation, sweep
 from vllm_qualify.evidence.load.fitting import FIT_RESULT, Tried, Try
 from vllm_qualify.evidence.measurement import valid
-from vllm_qualify.evidence.stages import parse, sweep_plan
+from vllm_qualify.evidence.stages.sweep import sweep_plan
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.evidence.watched import Series, read_watched, series
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.workload import Fit, Load, Soak, Sweep
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.searches import Fit, Soak, Sweep
 from vllm_qualify.report.before import Drift
-from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thinned
+from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thin_course
 from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.report.sections import soak_figures
@@ -41,10 +44,10 @@ WRONG_TEXT = ["", "{", "null", "\x00"]
 def plan_of(**changes: Any) -> CellPlan:
     """Of a cell that has everything. Its sweep's load is one of the simulated server."""
     plan = passed_report().plan
-    server = plan.server.model_copy(update={"served_model_name": "reference"})
+    server = changed(plan.server, served_model_name="reference")
     drafting = server.arguments | {"speculative-config": {"method": "ngram", "num_speculative_tokens": 3}}
     given = {
-        "server": server.model_copy(update={"arguments": drafting}),
+        "server": changed(server, arguments=drafting),
         "undrafted": server,
         "load": SETTINGS,
         "sweep": Sweep(concurrencies=[1, 4], min_duration_s=0.5),
@@ -61,7 +64,8 @@ def evidence(tmp_path: Path) -> Path:
     shutil.copytree(SPECULATION, folder / "speculation")
     shutil.copytree(WATCHED / "enough", folder / "serve")
     (folder / "serve" / "startup_s").write_text(f"{CPU_STARTUP_S}\n")
-    (folder / "serve" / "launched_at").write_text(f"{LAUNCHED}\n")
+    for name in ("launched_at", "launched_by_clock"):
+        (folder / "serve" / name).write_text(f"{LAUNCHED}\n")
     (folder / "serve" / "server.log").write_text(CPU_LOG)
     began, ended = ENOUGH
     (folder / "load").mkdir()
@@ -81,9 +85,9 @@ def keep_one_sample(folder: Path) -> None:
     path.write_text(next(line for line in lines if json.loads(line)["time"] >= MEASURED[0]))
 
 
-def as_if_watched(load: Load, rate: float | None, into: Path) -> None:
+def as_if_watched(load: Load, into: Path) -> None:
     """A simulated run at a moment at which the real machine was looked at."""
-    Capacity().run(load, rate, into)
+    Capacity().run(load, into)
     ended = read_watched(WATCHED / "enough").host[5].time
     began = ended - json.loads((into / "bench-1.json").read_text())["duration"]
     (into / "client-1.json").write_text(json.dumps({"cpu_s": [[began, 0.0], [ended, 0.1]], "max_rss_mib": 1}))
@@ -121,7 +125,7 @@ def test_what_left_nothing_is_absent_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_how_long_gpus_idled_is_read_of_a_server_that_had_some(evidence: Path) -> None:
-    plan = plan_of(server=plan_of().server.model_copy(update={"gpus": [0]}))
+    plan = changed(plan_of(), "server", gpus=[0])
     assert details_of(plan, evidence).idle is None
     (evidence / "serve" / "ended_at").write_text(f"{LAUNCHED + 600}\n")
     details = details_of(plan, evidence)
@@ -146,8 +150,7 @@ def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
     ],
 )
 def test_a_run_that_cannot_show_what_drafts_gain_says_why(evidence: Path, changes: dict[str, object], why: str) -> None:
-    plan = plan_of(undrafted=None)
-    plan = plan.model_copy(update={"load": plan.load.model_copy(update=changes)})
+    plan = changed(plan_of(undrafted=None), "load", **changes)
     details = details_of(plan, evidence)
     assert details.speculation is None
     (note,) = (note for note in details.notes if note.startswith("speculative decoding: "))
@@ -160,7 +163,7 @@ def test_a_run_that_cannot_show_what_drafts_gain_says_why(evidence: Path, change
     ("path", "absent"),
     [
         ("serve/startup_s", "startup"),
-        ("serve/launched_at", "startup"),
+        ("serve/launched_by_clock", "startup"),
         ("fit/found.json", "fit"),
         ("load/client-1.json", "course"),
         ("load/bench-1.json", "course"),
@@ -192,7 +195,7 @@ def test_a_course_without_samples_or_times_is_absent(spoil: Callable[[Path], Non
 
 def test_a_thinned_course_keeps_peaks_dips_gaps_and_ends() -> None:
     long = course(7200)
-    short = thinned(long)
+    short = thin_course(long)
     assert len(short.time_s) <= MOST_SAMPLES
     assert (short.time_s[0], short.time_s[-1]) == (long.time_s[0], long.time_s[-1])
     assert short.waiting.count(37.0) == 1
@@ -205,14 +208,14 @@ def test_a_thinned_course_keeps_peaks_dips_gaps_and_ends() -> None:
 
 def test_the_samples_of_a_thinned_course_are_those_that_were() -> None:
     long = course(1000)
-    short = thinned(long, 50)
+    short = thin_course(long, 50)
     assert len(short.time_s) <= 50
     whole = [set(zip(*of.model_dump().values(), strict=True)) for of in (short, long)]
     assert whole[0] < whole[1]
 
 
 def test_a_course_that_is_short_enough_stays_as_it_is() -> None:
-    assert thinned(course(MOST_SAMPLES)) == course(MOST_SAMPLES)
+    assert thin_course(course(MOST_SAMPLES)) == course(MOST_SAMPLES)
 
 
 def test_every_line_may_jump_in_every_sample() -> None:
@@ -220,17 +223,12 @@ def test_every_line_may_jump_in_every_sample() -> None:
     lines = [[None if at % prime == 0 else float(at * prime % 101) for at in range(count)] for prime in (3, 5, 7, 11)]
     names = ("running", "waiting", "kv_cache_usage", "output_tok_s")
     jumping = Series.model_validate({"time_s": [float(at) for at in range(count)]} | dict(zip(names, lines, strict=True)))
-    assert 100 < len(thinned(jumping).time_s) <= MOST_SAMPLES
+    assert 100 < len(thin_course(jumping).time_s) <= MOST_SAMPLES
 
 
 def test_too_few_samples_to_thin_to_are_refused() -> None:
     with pytest.raises(ValueError, match="fewer than 14 samples"):
-        thinned(course(100), 13)
-
-
-def test_a_report_with_details_is_read_back_as_it_was() -> None:
-    report = detailed_report()
-    assert read_report(report.model_dump_json(), "here") == report
+        thin_course(course(100), 13)
 
 
 def test_an_older_report_has_no_details(approved: Report) -> None:
@@ -269,17 +267,12 @@ def test_a_soak_is_drawn_and_one_that_left_nothing_is_told(evidence: Path) -> No
     assert details.notes == []
     assert details.soak is not None
     figures = soak_figures(details.soak)
-    assert [figure.text.split(" ")[0] for figure in figures] == [
-        "host",
-        *(["GPUs"] if soaked.server.gpus else []),
-        "TTFT",
-        "TPOT",
-        "ITL",
-    ]
+    gpus = ["GPUs"] if soaked.server.gpus else []
+    assert [figure.text.split(" ")[0] for figure in figures] == ["host", *gpus, "TTFT", "TPOT", "ITL"]
     # 5 ms and 3 ms more after an hour, at the begin of the first round and of the last one.
     assert next(figure.text for figure in figures if "TTFT" in figure.text).startswith("TTFT 5.000 ms to 6.950 ms")
     report = passed_report()
-    drawn = report.model_copy(update={"details": report.details.model_copy(update={"soak": details.soak})})
+    drawn = changed(report, "details", soak=details.soak)
     pages = [render_page(each, lambda file: file.path) for each in (drawn, report)]
     assert ['<h2 id="soak">' in page for page in pages] == [True, False]
     assert pages[0].count("<svg") == pages[1].count("<svg") + len(figures)

@@ -8,15 +8,17 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tests.builders.changed import changed
 from tests.directions import HIGHER_IS_BETTER
 from tests.report.builder import HOSTILE, SCRIPT, detailed_report, image_report, not_passed_report, passed_report
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.evidence.measurement import Interval, Measurement, invalid, valid
-from vllm_qualify.judge.compare import load_differs
+from vllm_qualify.judge.compare.settings import load_differs
 from vllm_qualify.plan.cell import Baseline, CellPlan, LikelihoodPlan
+from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.gates import Waiver, gate_of
+from vllm_qualify.recipe.load import Load, Slo
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.workload import Likelihood, Load, Slo
 from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changed_settings, diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff
@@ -27,39 +29,30 @@ OTHER_GPU = Fingerprint(
 RATE = "output_throughput_tok_s"
 
 
-def _planned(report: Report, **changed: Any) -> Report:
-    return report.model_copy(update={"plan": report.plan.model_copy(update=changed)})
-
-
-def _loaded(report: Report, **changed: Any) -> Report:
-    return _planned(report, load=report.plan.load.model_copy(update=changed))
-
-
-def _served(report: Report, **changed: Any) -> Report:
-    return _planned(report, server=report.plan.server.model_copy(update=changed))
-
-
-def _measured(report: Report, *measurement: Measurement) -> Report:
+def _replace_measurements(report: Report, *measurement: Measurement) -> Report:
     """With these in place of the load's measurements of the same names."""
     fresh = {row.label: row for row in measurement}
-    stages = [
-        stage.model_copy(update={"measurements": [fresh.get(row.label, row) for row in stage.measurements]})
-        for stage in report.stages
-    ]
-    return report.model_copy(update={"stages": stages})
+    stages = report.stages
+    rows = [[fresh.get(row.label, row) for row in stage.measurements] for stage in stages]
+    return changed(report, stages=[changed(stage, measurements=each) for stage, each in zip(stages, rows, strict=True)])
 
 
-def _of(compared: ReportDiff, label: str) -> Moved:
+def _make_waiver(report: Report, gate: str) -> Waiver:
+    cell = {"gpu_type": "h200", "variant": "fp8", "profile": "throughput"}
+    return Waiver(gate=gate, owner="Grace", reason=SCRIPT, expires=report.created_at.date(), **cell)
+
+
+def _find_moved(compared: ReportDiff, label: str) -> Moved:
     (moved,) = (each for each in compared.measurements if each.label == label)
     return moved
 
 
-def _rate(value: float, reach: float | None = 0.01) -> Measurement:
+def _make_rate(value: float, reach: float | None = 0.01) -> Measurement:
     interval = Interval(lower=value * (1 - reach), upper=value * (1 + reach)) if reach is not None else None
     return valid(RATE, value, "load/", sample_count=3000, interval=interval)
 
 
-def _shown(compared: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
+def _print_diff(compared: ReportDiff, width: int = 120, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
     show_diff(compared, Console(file=file, width=width, legacy_windows=False))
@@ -71,15 +64,9 @@ def _shown(compared: ReportDiff, width: int = 120, encoding: str = "utf-8") -> s
 
 def test_a_report_beside_itself_differs_in_nothing(approved: Report) -> None:
     difference = diff(approved, approved)
-    assert (difference.unlike, difference.release, difference.machine, difference.server, difference.environment) == (
-        [],
-        [],
-        [],
-        [],
-        [],
-    )
-    assert (difference.workload, difference.gates, difference.tools, difference.verdicts) == ([], [], [], [])
-    assert (difference.alone_a, difference.alone_b) == ([], [])
+    parts = difference.model_dump(exclude={"diff_version", "a", "b", "measurements"})
+    assert [part for part, differs in parts.items() if differs] == []
+    assert len(parts) == 11
     valued = [row for stage in approved.stages for row in stage.measurements if row.value is not None]
     assert [moved.label for moved in difference.measurements if moved.trend == "equal"] == [
         moved.label for moved in difference.measurements if moved.a.value is not None
@@ -105,7 +92,7 @@ def test_options_of_the_server_are_added_removed_and_changed_one_by_one(approved
     del arguments["kv-cache-dtype"]
     compilation: dict[str, Any] = {"pass_config": {"fuse_allreduce_rms": False}, "cudagraph_mode": "FULL_AND_PIECEWISE"}
     arguments |= {"max-num-seqs": 320, "async-scheduling": True, "compilation-config": compilation}
-    assert diff(approved, _served(approved, arguments=arguments)).server == [
+    assert diff(approved, changed(approved, "plan.server", arguments=arguments)).server == [
         Change(what="kv-cache-dtype", kind="removed", a="fp8"),
         Change(what="compilation-config.pass_config.fuse_allreduce_rms", kind="changed", a=True, b=False),
         Change(what="max-num-seqs", kind="changed", a=256, b=320),
@@ -118,8 +105,8 @@ def test_the_port_that_was_chosen_is_no_difference(approved: Report) -> None:
 
 
 def test_the_environment_is_compared_by_name(approved: Report) -> None:
-    difference = diff(approved, _served(approved, environment={"NCCL_DEBUG": "INFO", "VLLM_USE_V2": "1"})).environment
-    assert [(change.what, change.kind) for change in difference] == [
+    other = changed(approved, "plan.server", environment={"NCCL_DEBUG": "INFO", "VLLM_USE_V2": "1"})
+    assert [(change.what, change.kind) for change in diff(approved, other).environment] == [
         ("VLLM_LOGGING_LEVEL", "removed"),
         ("NCCL_DEBUG", "changed"),
         ("VLLM_USE_V2", "added"),
@@ -128,7 +115,7 @@ def test_the_environment_is_compared_by_name(approved: Report) -> None:
 
 def test_a_text_and_the_number_it_looks_like_are_two_settings() -> None:
     assert changed_settings({"x": 1}, {"x": "1"}) == [Change(what="x", kind="changed", a=1, b="1")]
-    shown = _shown(diff(*(_served(passed_report(), environment={"X": value}) for value in ("1", "on"))))
+    shown = _print_diff(diff(*(changed(passed_report(), "plan.server", environment={"X": value}) for value in ("1", "on"))))
     assert '~ X: "1" → on' in shown
 
 
@@ -141,17 +128,9 @@ def test_false_and_zero_are_settings_and_not_missing() -> None:
 
 def test_gates_and_waivers_are_compared_by_their_bounds(approved: Report) -> None:
     kept = [gate for gate in approved.plan.gates if gate.metric != "tpot_p99_ms" and gate.metric != "ttft_p99_ms"]
-    waiver = Waiver(
-        gate="ttft_p99_ms",
-        gpu_type="h200",
-        variant="fp8",
-        profile="throughput",
-        owner="Grace",
-        reason=SCRIPT,
-        expires=approved.created_at.date(),
-    )
-    changed = _planned(approved, gates=[*kept, gate_of(metric="ttft_p99_ms", maximum=500.0, unit="ms")], waivers=[waiver])
-    assert [(change.what, change.kind) for change in diff(approved, changed).gates] == [
+    gates = [*kept, gate_of(metric="ttft_p99_ms", maximum=500.0, unit="ms")]
+    other = changed(approved, "plan", gates=gates, waivers=[_make_waiver(approved, "ttft_p99_ms")])
+    assert [(change.what, change.kind) for change in diff(approved, other).gates] == [
         ("ttft_p99_ms", "changed"),
         ("tpot_p99_ms", "removed"),
         ("waiver of ttft_p99_ms", "added"),
@@ -159,8 +138,8 @@ def test_gates_and_waivers_are_compared_by_their_bounds(approved: Report) -> Non
 
 
 def test_tools_are_compared(approved: Report) -> None:
-    stages = [stage.model_copy(update={"tools": {"lm-eval": "0.4.12"}}) for stage in approved.stages]
-    difference = diff(approved.model_copy(update={"stages": stages}), approved)
+    older = changed(approved, stages=[changed(stage, tools={"lm-eval": "0.4.12"}) for stage in approved.stages])
+    difference = diff(older, approved)
     assert Change(what="lm-eval", kind="changed", a="0.4.12", b="0.4.13") in difference.tools
     assert [unlike.stages for unlike in difference.unlike] == [["accuracy"]]
 
@@ -171,11 +150,11 @@ def test_tools_are_compared(approved: Report) -> None:
 @pytest.mark.parametrize(
     ("change", "stages", "reason"),
     [
-        (lambda report: _planned(report, fingerprint=OTHER_GPU), {"serve", "load"}, "B on NVIDIA H100"),
-        (lambda report: _loaded(report, input_len=2048), {"load"}, "input_len 1024 and 2048"),
-        (lambda report: _loaded(report, max_concurrency=32), {"load"}, "max_concurrency 64 and 32"),
+        (lambda report: changed(report, "plan", fingerprint=OTHER_GPU), {"serve", "load"}, "B on NVIDIA H100"),
+        (lambda report: changed(report, "plan.load", input_len=2048), {"load"}, "input_len 1024 and 2048"),
+        (lambda report: changed(report, "plan.load", max_concurrency=32), {"load"}, "max_concurrency 64 and 32"),
         (
-            lambda report: _planned(report, client=image_report().plan.client),
+            lambda report: changed(report, "plan", client=image_report().plan.client),
             {"load"},
             "load client was vLLM 0.32.0, B's 0.31.0",
         ),
@@ -184,45 +163,37 @@ def test_tools_are_compared(approved: Report) -> None:
 def test_what_was_measured_in_another_way_is_neither_better_nor_worse(
     approved: Report, change: Callable[[Report], Report], stages: set[str], reason: str
 ) -> None:
-    difference = diff(approved, change(_measured(approved, _rate(20000.0))))
+    difference = diff(approved, change(_replace_measurements(approved, _make_rate(20000.0))))
     assert {
         moved.stage for moved in difference.measurements if moved.trend == "unclear" and moved.a.value is not None
     } == stages
-    moved = _of(difference, RATE)
+    moved = _find_moved(difference, RATE)
     assert (moved.trend, reason in moved.because) == ("unclear", True)
     assert moved.ratio == pytest.approx(20000.0 / 12608.4)
-    shown = " ".join(_shown(difference).split())
+    shown = " ".join(_print_diff(difference).split())
     assert shown.index("Not comparable") < shown.index(reason) < shown.index("measurement A B")
 
 
 def test_other_questions_are_another_test(approved: Report) -> None:
     (task,) = approved.plan.accuracy
-    asked = task.model_copy(update={"settings": task.settings.model_copy(update={"num_fewshot": 8})})
-    difference = diff(approved, _planned(approved, accuracy=[asked]))
+    difference = diff(approved, changed(approved, "plan", accuracy=[changed(task, "settings", num_fewshot=8)]))
     trends = {moved.trend for moved in difference.measurements if moved.stage == "accuracy" and moved.a.task == "gsm8k"}
     assert trends == {"unclear"}
-    assert _of(difference, RATE).trend == "equal"
+    assert _find_moved(difference, RATE).trend == "equal"
     assert "num_fewshot 5 and 8" in difference.unlike[0].because
 
 
-def _compared(report: Report, run_id: str, **settings: Any) -> Report:
-    baseline = Baseline(
-        run_id=run_id,
-        cell=report.plan.cell,
-        fingerprint=report.plan.fingerprint,
-        client_version="0.32.0",
-        accuracy=[],
-        load=report.plan.load,
-    )
-    return _planned(report, baseline=baseline, likelihood=LikelihoodPlan(settings=Likelihood(**settings)))
+def _with_baseline(report: Report, run_id: str, **settings: Any) -> Report:
+    baseline = changed(_as_baseline(report.plan), run_id=run_id)
+    return changed(report, "plan", baseline=baseline, likelihood=LikelihoodPlan(settings=Likelihood(**settings)))
 
 
 def test_likelihoods_of_other_texts_are_not_compared(approved: Report) -> None:
-    a = _compared(approved, "run-1")
+    a = _with_baseline(approved, "run-1")
     assert diff(a, a).unlike == []
-    (other,) = diff(a, _compared(approved, "run-2")).unlike
+    (other,) = diff(a, _with_baseline(approved, "run-2")).unlike
     assert (other.stages, other.because) == (["likelihood"], "A scored the answers of run run-1, B those of run-2")
-    (fewer,) = diff(a, _compared(approved, "run-1", num_answers=7)).unlike
+    (fewer,) = diff(a, _with_baseline(approved, "run-1", num_answers=7)).unlike
     assert (fewer.stages, fewer.because) == (["likelihood"], "other texts were scored: num_answers 500 and 7")
 
 
@@ -233,26 +204,23 @@ def test_more_of_a_comparison_is_worse_and_more_agreement_is_better(approved: Re
         for value in (0.2, 0.3)
     )
 
-    def judged(row: Measurement) -> Report:
-        return approved.model_copy(update={"judgement": approved.judgement.model_copy(update={"comparisons": [row]})})
-
-    assert _of(diff(judged(less), judged(more)), f"{metric} against the baseline").trend == trend
+    before, now = (changed(approved, "judgement", comparisons=[row]) for row in (less, more))
+    assert _find_moved(diff(before, now), f"{metric} against the baseline").trend == trend
 
 
 def test_another_slo_changes_goodput_alone(approved: Report) -> None:
-    difference = diff(approved, _loaded(approved, slo=Slo(ttft_ms=500.0)))
+    difference = diff(approved, changed(approved, "plan.load", slo=Slo(ttft_ms=500.0)))
     assert [(unlike.metric, unlike.stages) for unlike in difference.unlike] == [("goodput_req_s", ["load"])]
-    assert _of(difference, RATE).trend == "equal"
+    assert _find_moved(difference, RATE).trend == "equal"
 
 
 def test_another_price_and_another_slo_of_the_sweep_are_reported() -> None:
     a = detailed_report()
-    assert a.plan.sweep is not None
-    dearer = _planned(a, price_usd_gpu_hour=3.0)
-    assert _of(diff(a, dearer), "slo_cost_usd_mtok").trend == "unclear"
-    assert _of(diff(a, dearer), "slo_concurrency_req").trend == "equal"
-    stricter = _planned(a, sweep=a.plan.sweep.model_copy(update={"slo": {"ttft_p99_ms": 500.0}}))
-    assert _of(diff(a, stricter), "slo_concurrency_req").trend == "unclear"
+    dearer = changed(a, "plan", price_usd_gpu_hour=3.0)
+    assert _find_moved(diff(a, dearer), "slo_cost_usd_mtok").trend == "unclear"
+    assert _find_moved(diff(a, dearer), "slo_concurrency_req").trend == "equal"
+    stricter = changed(a, "plan.sweep", slo={"ttft_p99_ms": 500.0})
+    assert _find_moved(diff(a, stricter), "slo_concurrency_req").trend == "unclear"
 
 
 OTHERWISE: dict[str, Any] = {
@@ -289,9 +257,9 @@ def test_every_setting_of_a_load_is_tried() -> None:
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_two_loads_are_alike_here_exactly_where_the_judge_takes_them_for_alike(approved: Report, name: str) -> None:
-    other = _loaded(approved, **{name: OTHERWISE[name]})
-    judged = load_differs(other.plan.model_copy(update={"baseline": _as_baseline(approved.plan)}))
-    assert (judged is not None) == (_of(diff(approved, other), RATE).trend == "unclear")
+    other = changed(approved, "plan.load", **{name: OTHERWISE[name]})
+    judged = load_differs(changed(other.plan, baseline=_as_baseline(approved.plan)))
+    assert (judged is not None) == (_find_moved(diff(approved, other), RATE).trend == "unclear")
 
 
 def _as_baseline(plan: CellPlan) -> Baseline:
@@ -311,19 +279,19 @@ def _as_baseline(plan: CellPlan) -> Baseline:
 @pytest.mark.parametrize(
     ("a", "b", "trend", "because"),
     [
-        (_rate(10000.0), _rate(12000.0), "better", ""),
-        (_rate(12000.0), _rate(10000.0), "worse", ""),
-        (_rate(10000.0), _rate(10100.0), "better", WITHIN_NOISE),
-        (_rate(10000.0, None), _rate(12000.0), "better", NO_NOISE_KNOWN),
-        (_rate(10000.0), _rate(10000.0), "equal", ""),
-        (_rate(10000.0), invalid(RATE, "7 preemptions", "load/"), "unclear", "B is invalid: 7 preemptions"),
-        (invalid(RATE, "3 failed", "load/"), _rate(10000.0), "unclear", "A is invalid: 3 failed"),
+        (_make_rate(10000.0), _make_rate(12000.0), "better", ""),
+        (_make_rate(12000.0), _make_rate(10000.0), "worse", ""),
+        (_make_rate(10000.0), _make_rate(10100.0), "better", WITHIN_NOISE),
+        (_make_rate(10000.0, None), _make_rate(12000.0), "better", NO_NOISE_KNOWN),
+        (_make_rate(10000.0), _make_rate(10000.0), "equal", ""),
+        (_make_rate(10000.0), invalid(RATE, "7 preemptions", "load/"), "unclear", "B is invalid: 7 preemptions"),
+        (invalid(RATE, "3 failed", "load/"), _make_rate(10000.0), "unclear", "A is invalid: 3 failed"),
     ],
 )
 def test_a_measurement_is_reported_in_its_direction(
     approved: Report, a: Measurement, b: Measurement, trend: str, because: str
 ) -> None:
-    moved = _of(diff(_measured(approved, a), _measured(approved, b)), RATE)
+    moved = _find_moved(diff(_replace_measurements(approved, a), _replace_measurements(approved, b)), RATE)
     assert (moved.trend, moved.because) == (trend, because)
     assert moved.is_sure == (trend != "unclear" and not because)
 
@@ -333,7 +301,7 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
     def measuring(value: float) -> Report:
         row = valid(metric, value, "load/", sample_count=9, interval=Interval(lower=value, upper=value))
         (load,) = (stage for stage in approved.stages if stage.stage == "load")
-        return approved.model_copy(update={"stages": [load.model_copy(update={"measurements": [row]})]})
+        return changed(approved, stages=[changed(load, measurements=[row])])
 
     # A share is at most 1.
     before = 0.5 if METRICS[metric].unit == "fraction" else 10.0
@@ -344,22 +312,23 @@ def test_a_fifth_more_is_better_or_worse_by_the_metric(approved: Report, metric:
 
 
 def test_shares_differ_by_points_and_zero_has_no_ratio(approved: Report) -> None:
-    moved = _of(diff(approved, not_passed_report()), "exact_match (gsm8k, strict-match)")
+    moved = _find_moved(diff(approved, not_passed_report()), "exact_match (gsm8k, strict-match)")
     assert (moved.ratio, moved.trend) == (None, "worse")
     assert moved.difference == pytest.approx((940 - 1100) / 1319)
-    from_zero = _of(diff(_measured(approved, _rate(0.0)), _measured(approved, _rate(5.0))), RATE)
+    zero, five = (_replace_measurements(approved, _make_rate(value)) for value in (0.0, 5.0))
+    from_zero = _find_moved(diff(zero, five), RATE)
     assert (from_zero.ratio, from_zero.difference, from_zero.trend) == (None, 5.0, "better")
 
 
 def test_losses_against_different_baselines_are_not_compared(approved: Report) -> None:
     def lost(against: str, share: float) -> Report:
         row = valid("exact_match", share, "", task="gsm8k", filter="strict-match", against=against, sample_count=9)
-        return approved.model_copy(update={"judgement": approved.judgement.model_copy(update={"comparisons": [row]})})
+        return changed(approved, "judgement", comparisons=[row])
 
     label = "exact_match (gsm8k, strict-match) against the baseline"
-    same = _of(diff(lost("r1", 0.01), lost("r1", 0.03)), label)
+    same = _find_moved(diff(lost("r1", 0.01), lost("r1", 0.03)), label)
     assert (same.trend, same.because) == ("worse", NO_NOISE_KNOWN)
-    other = _of(diff(lost("r1", 0.01), lost("r2", 0.03)), label)
+    other = _find_moved(diff(lost("r1", 0.01), lost("r2", 0.03)), label)
     assert (other.trend, other.because) == ("unclear", "A is against run r1, B against run r2")
 
 
@@ -367,7 +336,7 @@ def test_what_only_one_measured_is_named(approved: Report) -> None:
     difference = diff(approved, detailed_report())
     assert {"slo_cost_usd_mtok", "speculative_speedup"} <= set(difference.alone_b)
     assert difference.alone_a == []
-    assert "Only B measured: " in _shown(difference)
+    assert "Only B measured: " in _print_diff(difference)
 
 
 def test_verdicts_that_changed_are_reported_and_so_are_waivers(approved: Report, not_approved: Report) -> None:
@@ -375,20 +344,12 @@ def test_verdicts_that_changed_are_reported_and_so_are_waivers(approved: Report,
     assert (difference[RATE].a, difference[RATE].b) == ("pass", "invalid")
     assert "smoke_usage" not in difference
     failing = next(gate for gate in not_approved.judgement.gates if gate.verdict == "fail")
-    waiver = Waiver(
-        gate=failing.gate.label,
-        gpu_type="h200",
-        variant="fp8",
-        profile="throughput",
-        owner="Grace",
-        reason="known",
-        expires=approved.created_at.date(),
-    )
-    gates = [gate.model_copy(update={"waiver": waiver}) if gate == failing else gate for gate in not_approved.judgement.gates]
-    waived = not_approved.model_copy(update={"judgement": not_approved.judgement.model_copy(update={"gates": gates})})
+    waiver = _make_waiver(approved, failing.gate.label)
+    gates = [changed(gate, waiver=waiver) if gate == failing else gate for gate in not_approved.judgement.gates]
+    waived = changed(not_approved, "judgement", gates=gates)
     (change,) = diff(not_approved, waived).verdicts
     assert (change.a_counts_as, change.b_counts_as) == ("fail", "pass")
-    assert f"{failing.gate.label}: fail → fail, waived" in _shown(diff(not_approved, waived))
+    assert f"{failing.gate.label}: fail → fail, waived" in _print_diff(diff(not_approved, waived))
 
 
 # --- as JSON and in the terminal
@@ -401,7 +362,7 @@ def test_the_json_is_read_back_as_it_was(approved: Report, not_approved: Report)
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_nothing_is_cut_off_or_too_wide(approved: Report, not_approved: Report, width: int) -> None:
-    shown = _shown(diff(approved, not_approved), width)
+    shown = _print_diff(diff(approved, not_approved), width)
     assert max(map(cell_len, shown.splitlines())) <= width
     assert "…" not in shown
     together = "".join(shown.split())
@@ -410,7 +371,7 @@ def test_nothing_is_cut_off_or_too_wide(approved: Report, not_approved: Report, 
 
 
 def test_outside_text_is_no_markup_and_no_control_code(approved: Report, not_approved: Report) -> None:
-    shown = _shown(diff(approved, not_approved), 500)
+    shown = _print_diff(diff(approved, not_approved), 500)
     for text in HOSTILE:
         assert text in shown
     assert "\x1b" not in shown
@@ -418,11 +379,11 @@ def test_outside_text_is_no_markup_and_no_control_code(approved: Report, not_app
 
 
 def test_a_console_without_unicode_gets_ascii(approved: Report, not_approved: Report) -> None:
-    assert "WARN -> " in _shown(diff(approved, not_approved), encoding="ascii")
+    assert "WARN -> " in _print_diff(diff(approved, not_approved), encoding="ascii")
 
 
 def test_what_is_not_sure_is_marked(approved: Report) -> None:
-    difference = diff(approved, _measured(approved, _rate(12650.0)))
-    shown = _shown(difference)
+    difference = diff(approved, _replace_measurements(approved, _make_rate(12650.0)))
+    shown = _print_diff(difference)
     assert "better?" in shown
     assert f"{RATE}: {WITHIN_NOISE}" in shown

@@ -7,10 +7,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.engine.test_failure import CASES, Case
+from tests.builders.changed import changed
+from tests.builders.failures import CASES, Case
 from tests.html import Reader
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, image_report, passed_report
-from vllm_qualify.engine.failure import classify_log
+from vllm_qualify.engine.failure.classify import classify_log
 from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.report.failure import LONGEST_LINE, MOST_FILES, MOST_LINES, RunFailure, render_failure, run_failure
@@ -41,7 +42,7 @@ def run(tmp_path: Path, plan: CellPlan) -> Run:
     return run_there
 
 
-def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str]:
+def _fail_run(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str]:
     with pytest.raises(type(error)) as raised, keeping_evidence([run, *others]):
         raise error
     assert raised.value is error
@@ -52,7 +53,7 @@ def _ended(run: Run, error: QualifyError, *others: Run) -> tuple[RunFailure, str
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
 def test_a_real_log_is_reported_with_class_turn_remedy_and_lines(case: Case, run: Run) -> None:
-    failure, page = _ended(run, _error(case))
+    failure, page = _fail_run(run, _error(case))
     text = Reader(page).text
     assert (failure.stage, failure.kind, failure.retry) == ("serve", case.kind, case.retry)
     assert failure.whose_turn == ERRORS[case.turn].who_acts
@@ -64,25 +65,22 @@ def test_a_real_log_is_reported_with_class_turn_remedy_and_lines(case: Case, run
 
 
 def test_the_page_tells_release_machine_run_and_command(run: Run, plan: CellPlan) -> None:
-    failure, page = _ended(run, ReleaseError("it died", "see the log", "accuracy.gsm8k", ["bang"]))
+    failure, page = _fail_run(run, ReleaseError("it died", "see the log", "accuracy.gsm8k", ["bang"]))
     text = Reader(page).text
     release = plan.cell.release
     engine = str(getattr(plan.server.engine, "pinned", ""))
-    for expected in (plan.cell.id, plan.run_id, release.model, release.revision, release.engine.digest, "NVIDIA H200", engine):
-        assert expected in text
-    command = (
-        f"vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher docker --image {engine}"
-    )
-    assert command in text
+    expected = [plan.cell.id, plan.run_id, release.model, release.revision, release.engine.digest, "NVIDIA H200", engine]
+    choice = "--gpu-type h200 --variant fp8 --profile throughput --launcher docker"
+    expected += [f"vllm-qualify run llama-3.1-8b {choice} --image {engine}", "accuracy.gsm8k"]
+    assert [missing for missing in expected if missing not in text] == []
     assert "--reuse" not in text
     assert failure.stage == "accuracy"
-    assert "accuracy.gsm8k" in text
 
 
 def test_raw_files_are_linked_below_the_run(run: Run) -> None:
     name = f'{SCRIPT.replace("/", "")} %41"#?.log'
     (run.evidence / "serve" / name).write_text("x")
-    _, page = _ended(run, ReleaseError("it died", "see the log", "serve"))
+    _, page = _fail_run(run, ReleaseError("it died", "see the log", "serve"))
     links = [link for link in Reader(page).having("href") if not link.startswith(("#", "data:"))]
     assert {(run.folder / unquote(link)).is_file() for link in links} == {True}
     assert {"plan.json", "evidence/serve/server.log", f"evidence/serve/{name}"} <= {unquote(link) for link in links}
@@ -90,10 +88,9 @@ def test_raw_files_are_linked_below_the_run(run: Run) -> None:
 
 def test_hostile_lines_stay_text(run: Run) -> None:
     hostile = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}</code></pre>{{{{ 7 * 7 }}}}"
-    error = HostError(
-        f"it died: {hostile}", f"ask {hostile}", f"serve/{hostile}", [hostile, f"{hostile}\n{hostile}"], kind=hostile
-    )
-    failure, page = _ended(run, error)
+    lines = [hostile, f"{hostile}\n{hostile}"]
+    error = HostError(f"it died: {hostile}", f"ask {hostile}", f"serve/{hostile}", lines, kind=hostile)
+    failure, page = _fail_run(run, error)
     read = Reader(page)
     assert not {"script", "img", "red", "iframe"} & {tag for tag, _ in read.elements}
     assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
@@ -105,7 +102,7 @@ def test_hostile_lines_stay_text(run: Run) -> None:
 
 
 def test_the_page_needs_no_network_and_runs_no_script(run: Run) -> None:
-    _, page = _ended(run, ReleaseError("it died", "see the log", "serve"))
+    _, page = _fail_run(run, ReleaseError("it died", "see the log", "serve"))
     assert "default-src 'none'" in page
     assert "script-src" not in page
     assert "--paper:" in page, "it has the report page's style"
@@ -117,7 +114,7 @@ def test_lines_and_files_are_bounded_and_the_rest_is_counted(run: Run, ending: s
     lines = ending.join("x" * (LONGEST_LINE + 10) for _ in range(MOST_LINES + 3))
     for number in range(MOST_FILES):
         (run.evidence / f"{number}.log").write_text("")
-    failure, page = _ended(run, HostError("it died", "see the log", "load", [lines]))
+    failure, page = _fail_run(run, HostError("it died", "see the log", "load", [lines]))
     assert (len(failure.lines), failure.lines_left_out) == (MOST_LINES, 3)
     assert {len(line) for line in failure.lines} == {LONGEST_LINE + 2}
     assert (len(failure.files), failure.files_left_out) == (MOST_FILES, 2)
@@ -126,17 +123,17 @@ def test_lines_and_files_are_bounded_and_the_rest_is_counted(run: Run, ending: s
 
 
 def test_what_the_error_does_not_tell_is_said_to_be_missing(run: Run) -> None:
-    failure, page = _ended(run, StoreError("no right", "ask for it", "s3://bucket/evidence/x"))
+    failure, page = _fail_run(run, StoreError("no right", "ask for it", "s3://bucket/evidence/x"))
     assert (failure.stage, failure.kind, failure.retry, failure.lines) == (None, None, None, [])
     text = Reader(page).text
-    for expected in (
+    expected = [
         "the error does not name it",
         "none that is known",
         "not known without a class",
         "no lines of a log",
         "no stage",
-    ):
-        assert expected in text
+    ]
+    assert [missing for missing in expected if missing not in text] == []
     assert json.loads((run.folder / "failure.json").read_text())["retry"] is None
 
 
@@ -144,7 +141,7 @@ def test_secrets_reach_no_page(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     """Also those that a page and JSON write in another way."""
     secret = 'hf_<zyxwv>&"secret"'
     monkeypatch.setenv("HF_TOKEN", secret)
-    failure, page = _ended(run, HostError(f"said {secret}", f"unset {secret}", "serve", [f"HF_TOKEN={secret}"]))
+    failure, page = _fail_run(run, HostError(f"said {secret}", f"unset {secret}", "serve", [f"HF_TOKEN={secret}"]))
     assert failure.lines == ["HF_TOKEN=[redacted]"]
     written = page + (run.folder / "failure.json").read_text()
     assert "zyxwv" not in written
@@ -154,12 +151,12 @@ def test_runs_of_one_server_end_together_and_a_finished_one_has_no_page(run: Run
     def another(name: str) -> Run:
         run_there = Run(folder=tmp_path / "runs" / name)
         run_there.folder.mkdir()
-        (run_there.folder / "plan.json").write_text(plan.model_copy(update={"run_id": name}).model_dump_json())
+        (run_there.folder / "plan.json").write_text(changed(plan, run_id=name).model_dump_json())
         return run_there
 
     second, finished = another("second"), another("finished")
     (finished.folder / "report.json").write_text("{}")
-    failure, page = _ended(run, ReleaseError("it died", "see the log", "load"), second, finished)
+    failure, page = _fail_run(run, ReleaseError("it died", "see the log", "load"), second, finished)
     assert failure.ended_with == ["second"]
     assert "second" in Reader(page).text
     assert (second.folder / "failure.html").is_file()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.browser import HEIGHT, LOOKS, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
-from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
-from tests.report.test_page import CHARTS
+from tests.builders.changed import changed
+from tests.report.builder import CHARTS, CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
 from vllm_qualify.errors import HostError
 from vllm_qualify.report.failure import render_failure, run_failure
 from vllm_qualify.report.model import Report
@@ -30,9 +30,8 @@ def failure_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "evidence" / "serve").mkdir(parents=True)
     (folder / "evidence" / "serve" / f"{IMAGE.replace('/', '')}.log").write_text("x")
     hostile = f"{SCRIPT}{MARKUP}{IMAGE}{CONTROL}"
-    error = HostError(
-        f"the server ended: {hostile}", f"ask {hostile}", "serve", [*HOSTILE, hostile * 9], kind=hostile, retry=True
-    )
+    lines = [*HOSTILE, hostile * 9]
+    error = HostError(f"the server ended: {hostile}", f"ask {hostile}", "serve", lines, kind=hostile, retry=True)
     return render_failure(run_failure(error, image_report().plan, folder, ["fit"], ["another run"]))
 
 
@@ -139,8 +138,7 @@ def test_a_topic_is_chosen_without_a_script(opened: Open, compared_file: Path, t
 
 def test_a_task_is_chosen_without_a_script(opened: Open, compared: Report, tmp_path: Path) -> None:
     (scored,) = compared.details.questions
-    tasks = [scored, scored.model_copy(update={"task": "other", "flips": []})]
-    several = compared.model_copy(update={"details": compared.details.model_copy(update={"questions": tasks})})
+    several = changed(compared, "details", questions=[scored, changed(scored, task="other", flips=[])])
     page, faults = opened(saved(tmp_path, render_page(several, page_link)), WIDE)
     assert page.locator(".questions:visible").count() == 2
     page.locator(".tasks").select_option(label="exact_match (other, strict-match)")

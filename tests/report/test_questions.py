@@ -8,25 +8,28 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.evidence.test_answers import CAPTURED, change_samples
-from tests.evidence.test_answers import PLAN as TASK
+from tests.builders.accuracy import CAPTURED, change_samples
+from tests.builders.accuracy import CAPTURED_PLAN as TASK
+from tests.builders.changed import changed
+from tests.builders.comparisons import QUESTIONS as ASKED
+from tests.builders.comparisons import ask, cell_plan, keep_baseline, loss_gate
 from tests.html import Reader
-from tests.judge.test_compare import QUESTIONS as ASKED
-from tests.judge.test_compare import ask, cell_plan, keep_baseline, loss_gate
-from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, hashed, right_but
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Answering, hashed, right_but
 from tests.lm_eval_files import Reply as Scored
 from tests.report.builder import SCRIPT, compared_report, passed_report
-from vllm_qualify.evidence.answers import read_answers, write
-from vllm_qualify.evidence.thinking import REPLIES, Reply
-from vllm_qualify.judge.compare import answers_path
+from vllm_qualify.evidence.accuracy.answers import write
+from vllm_qualify.evidence.accuracy.samples import read_answers
+from vllm_qualify.evidence.accuracy.thinking import REPLIES, Reply
+from vllm_qualify.judge.compare.places import answers_path
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.report import questions as room
 from vllm_qualify.report.details import Details, details_of
+from vllm_qualify.report.flips import Excerpt
 from vllm_qualify.report.model import Report, read_report
 from vllm_qualify.report.page import render_page, render_words
-from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, Excerpt, ScoredQuestions, questions, way
+from vllm_qualify.report.questions import MOST_CHARACTERS, NOT_BROUGHT, ScoredQuestions, score_questions, way
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import publish_run
 
@@ -34,8 +37,8 @@ AGAINST = cell_plan([loss_gate()])
 LOST, GAINED = ASKED[3], ASKED[5]
 
 
-def compared(evidence: Path, plan: CellPlan = AGAINST) -> ScoredQuestions:
-    (scored,) = questions(plan, evidence)
+def read_scored(evidence: Path, plan: CellPlan = AGAINST) -> ScoredQuestions:
+    (scored,) = score_questions(plan, evidence)
     return scored
 
 
@@ -46,16 +49,17 @@ def captured_plan(*gates: Gate) -> CellPlan:
 @pytest.fixture
 def evidence(tmp_path: Path) -> Path:
     """A question that was lost and one that was gained; the words of the baseline's answers were brought."""
-    folder = tmp_path / "evidence"
-    keep_baseline(folder, right_but([GAINED]))
-    ask(folder, right_but([LOST]))
-    bring_words(folder)
-    return folder
+    return asked_twice(tmp_path, right_but([GAINED]), right_but([LOST]))
 
 
-def bring_words(evidence: Path) -> None:
-    for step in (evidence.parent / "baseline-gsm8k").glob("r1-b*"):
+def asked_twice(folder: Path, theirs: Answering, ours: Answering, brings_words: bool = True) -> Path:
+    """The evidence of a cell and of its baseline."""
+    evidence = folder / "evidence"
+    keep_baseline(evidence, theirs)
+    ask(evidence, ours)
+    for step in (folder / "baseline-gsm8k").glob("r1-b*") if brings_words else ():
         shutil.copytree(step, evidence / "baseline" / "accuracy" / "gsm8k" / step.name)
+    return evidence
 
 
 def change_words(evidence: Path, question: int, **changes: Any) -> None:
@@ -83,7 +87,7 @@ def test_which_way_a_question_flips(ours: float | None, theirs: float | None, ex
 
 
 def test_what_flipped_is_reported_with_both_answers(evidence: Path) -> None:
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert (scored.asked, scored.lost, scored.gained, scored.notes) == (len(ASKED), 1, 1, [])
     assert scored.against == AGAINST.compared_with.run_id
     assert [(flip.question, scored.ways[flip.question]) for flip in scored.flips] == [(LOST, "lost"), (GAINED, "gained")]
@@ -114,7 +118,7 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     write(read_answers(before, TASK), kept)
     shutil.copytree(before / "r1-b1", kept.parent / "r1-b1")
 
-    scored = compared(evidence, captured_plan(loss_gate()))
+    scored = read_scored(evidence, captured_plan(loss_gate()))
     assert (scored.lost, scored.gained) == (1, 1)
     lost, gained = scored.flips
     assert (lost.question, gained.question) == (9, 11)
@@ -134,14 +138,12 @@ def test_requests_that_were_asked_again_are_reported(evidence: Path) -> None:
     (first / "tried.json").write_text('{"failed": 3, "most_tries": 3}')
     for folder in others:
         (folder / "tried.json").write_text('{"failed": 0, "most_tries": 3}')
-    (note,) = compared(evidence).notes
+    (note,) = read_scored(evidence).notes
     assert note.startswith("3 requests failed, and lm-eval asked again")
 
 
 def test_words_that_were_not_brought_are_missing_and_reported(tmp_path: Path) -> None:
-    keep_baseline(tmp_path / "evidence", right_but([GAINED]))
-    ask(tmp_path / "evidence", right_but([LOST]))
-    scored = compared(tmp_path / "evidence")
+    scored = read_scored(asked_twice(tmp_path, right_but([GAINED]), right_but([LOST]), brings_words=False))
     assert scored.notes == [NOT_BROUGHT]
     assert [flip.theirs for flip in scored.flips] == [None, None]
     assert all(flip.ours and flip.asked for flip in scored.flips)
@@ -149,24 +151,20 @@ def test_words_that_were_not_brought_are_missing_and_reported(tmp_path: Path) ->
 
 def test_the_answer_that_is_shown_came_out_as_the_question_did(tmp_path: Path) -> None:
     """Right once in three times is wrong: shown is a wrong one, and of the other a right one."""
-    evidence = tmp_path / "evidence"
 
     def seldom(question: int, repetition: int) -> Scored:
         return Scored(1.0 if repetition == 2 else 0.0, length=repetition) if question == GAINED else RIGHT
 
-    keep_baseline(evidence, seldom)
-    ask(evidence, right_but([]))
-    bring_words(evidence)
-    scored = compared(evidence)
+    scored = read_scored(asked_twice(tmp_path, seldom, right_but([])))
     assert (scored.lost, scored.gained) == (0, 1)
     assert scored.flips[0].theirs == Excerpt(text="x")
 
 
 def test_an_empty_reply_is_lost_and_what_the_baseline_did_not_answer_has_not_flipped(tmp_path: Path) -> None:
-    evidence = tmp_path / "evidence"
-    keep_baseline(evidence, lambda question, _: EMPTY if question == GAINED else RIGHT)
-    ask(evidence, lambda question, _: EMPTY if question == LOST else RIGHT)
-    scored = compared(evidence)
+    def all_but(empty: int) -> Answering:
+        return lambda question, _: EMPTY if question == empty else RIGHT
+
+    scored = read_scored(asked_twice(tmp_path, all_but(GAINED), all_but(LOST)))
     assert (scored.lost, scored.gained) == (1, 0)
     ours, theirs = (dict(zip(scored.numbers, scores, strict=True)) for scores in (scored.ours, scored.theirs))
     assert (ours[LOST], theirs[LOST]) == (0.0, 1.0)
@@ -177,7 +175,7 @@ def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) 
     shutil.copytree(CAPTURED, tmp_path / "accuracy" / "gsm8k")
     gate = gate_of(metric="exact_match", task="gsm8k", filter=FLEXIBLE, minimum=0.1, unit="fraction")
     plan = captured_plan(gate).model_copy(update={"baseline": None})
-    scored = compared(tmp_path, plan)
+    scored = read_scored(tmp_path, plan)
     assert (scored.filter, scored.against, scored.theirs, scored.flips, scored.notes) == (FLEXIBLE, None, [], [], [])
     assert dict(zip(scored.numbers, scored.ours, strict=True)) == {
         number: float(number in (0, 10, 11)) for number in (0, 1, 3, 7, 8, 9, 10, 11)
@@ -187,22 +185,22 @@ def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) 
 
 def test_a_baseline_that_cannot_be_read_is_reported_and_the_own_scores_stay(evidence: Path) -> None:
     (evidence / "baseline" / answers_path("gsm8k")).write_text("{")
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert (scored.theirs, scored.flips, scored.asked) == ([], [], len(ASKED))
     assert scored.notes[0].startswith("the baseline's answers cannot be read: ")
 
 
 def test_answers_that_cannot_be_read_leave_nothing(evidence: Path, tmp_path: Path) -> None:
-    assert questions(AGAINST, tmp_path / "elsewhere") == []
+    assert score_questions(AGAINST, tmp_path / "elsewhere") == []
     for path in (evidence / "accuracy" / "gsm8k").glob("r1-b1/samples_*"):
         path.write_text("{")
-    assert questions(AGAINST, evidence) == []
+    assert score_questions(AGAINST, evidence) == []
     assert details_of(AGAINST, evidence).questions == []
 
 
 def test_long_words_are_cut_and_it_is_reported_how_much(evidence: Path) -> None:
     change_words(evidence, LOST, resps=[["é" * (MOST_CHARACTERS + 7)]], target="t" * 5000)
-    lost = compared(evidence).flips[0]
+    lost = read_scored(evidence).flips[0]
     assert lost.ours == Excerpt(text="é" * MOST_CHARACTERS, cut=7)
     assert lost.target == Excerpt(text="t" * MOST_CHARACTERS, cut=3000)
 
@@ -210,7 +208,7 @@ def test_long_words_are_cut_and_it_is_reported_how_much(evidence: Path) -> None:
 def test_what_was_thought_is_apart_from_the_answer(evidence: Path) -> None:
     change_words(evidence, LOST, resps=[["<think>" + "t" * (MOST_CHARACTERS + 7) + "</think>the answer"]])
     change_words(evidence, GAINED, resps=[["<think>without an end"]])
-    lost, gained = compared(evidence).flips
+    lost, gained = read_scored(evidence).flips
     assert (lost.our_thinking, lost.ours) == (Excerpt(text="t" * MOST_CHARACTERS, cut=7), Excerpt(text="the answer"))
     assert (gained.our_thinking, gained.ours) == (Excerpt(text="without an end"), Excerpt(text=""))
     assert lost.their_thinking is None
@@ -235,21 +233,21 @@ def keep_replies(folder: Path, cut: int, thinking: str) -> None:
 
 def test_thinking_that_the_server_split_off_is_shown_and_what_was_cut_is_known(evidence: Path) -> None:
     keep_replies(evidence / "accuracy" / "gsm8k", LOST, SCRIPT)
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert scored.cut == [LOST]
     lost, gained = scored.flips
     assert (lost.our_thinking, lost.ours) == (Excerpt(text=f"{SCRIPT} {LOST}"), Excerpt(text="x" * 100))
     assert gained.our_thinking == Excerpt(text=f"{SCRIPT} {GAINED}")
     assert lost.their_thinking is None
     next((evidence / "accuracy" / "gsm8k").glob(f"r*-b*/{REPLIES}")).unlink()
-    assert compared(evidence).cut is None
+    assert read_scored(evidence).cut is None
 
 
 def test_questions_have_the_topics_of_their_data(evidence: Path) -> None:
     """A long name is cut, and what has no topic has none."""
     change_words(evidence, LOST, doc={"question": "q", "category": "law"})
     change_words(evidence, GAINED, doc={"question": "r", "category": "b" * 999})
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert scored.topics == ["b" * 100, "law"]
     assert dict(zip(scored.numbers, scored.about, strict=True)) == {
         number: {LOST: 1, GAINED: 0}.get(number) for number in ASKED
@@ -258,10 +256,10 @@ def test_questions_have_the_topics_of_their_data(evidence: Path) -> None:
 
 def test_one_topic_or_too_many_are_none(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_words(evidence, LOST, doc={"question": "q", "category": "law"})
-    assert (compared(evidence).topics, compared(evidence).about) == ([], [])
+    assert (read_scored(evidence).topics, read_scored(evidence).about) == ([], [])
     change_words(evidence, GAINED, doc={"question": "r", "category": "physics"})
     monkeypatch.setattr(room, "MOST_TOPICS", 1)
-    assert (compared(evidence).topics, compared(evidence).about) == ([], [])
+    assert (read_scored(evidence).topics, read_scored(evidence).about) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +273,7 @@ def test_a_task_without_a_question_of_its_own_shows_its_prompts_end(
     evidence: Path, changes: dict[str, Any], shown: str
 ) -> None:
     change_words(evidence, LOST, **changes)
-    asked = compared(evidence).flips[0].asked
+    asked = read_scored(evidence).flips[0].asked
     assert asked
     assert asked.text.endswith(shown)
     assert len(asked.text) <= MOST_CHARACTERS
@@ -286,45 +284,38 @@ def test_where_likelihoods_are_compared_the_choice_is_shown(evidence: Path) -> N
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     chosen = {"resps": [[[-1.5, True]], [[-2.5, False]]], "filtered_resps": [[-1.5, True], [-2.5, False]]}
     path.write_text("".join(json.dumps(row | chosen) + "\n" for row in rows))
-    assert compared(evidence).flips[0].theirs == Excerpt(text="[[-1.5, true], [-2.5, false]]")
+    assert read_scored(evidence).flips[0].theirs == Excerpt(text="[[-1.5, true], [-2.5, false]]")
 
 
 def test_half_a_character_and_odd_line_ends_survive_the_report(evidence: Path) -> None:
     change_words(evidence, LOST, resps=[["a\u2028b\ud800c\x1b"]])
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert scored.flips[0].ours == Excerpt(text="a\u2028b\\ud800c\x1b")
-    report = passed_report()
-    changed = report.model_copy(update={"details": report.details.model_copy(update={"questions": [scored]})})
-    assert read_report(changed.model_dump_json(), "here") == changed
+    report = changed(passed_report(), "details", questions=[scored])
+    assert read_report(report.model_dump_json(), "here") == report
 
 
-@pytest.mark.parametrize(
-    ("limit", "most", "kept"),
-    [("MOST_FLIPS", 3, 3), ("MOST_BYTES", 1000, 4), ("MOST_BYTES", 1, 0)],
-)
+@pytest.mark.parametrize(("limit", "most", "kept"), [("MOST_FLIPS", 3, 3), ("MOST_BYTES", 1000, 4), ("MOST_BYTES", 1, 0)])
 def test_what_is_too_much_is_left_out_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, kept: int
 ) -> None:
-    evidence = tmp_path / "evidence"
-    keep_baseline(evidence, right_but([]))
-    ask(evidence, right_but(ASKED[:10]))
-    bring_words(evidence)
+    evidence = asked_twice(tmp_path, right_but([]), right_but(ASKED[:10]))
     monkeypatch.setattr(room, limit, most)
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert (scored.lost, len(scored.flips)) == (10, kept)
     assert [flip.question for flip in scored.flips] == ASKED[:kept]
 
 
 def test_of_too_many_questions_those_that_flipped_stay(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_QUESTIONS", 4)
-    scored = compared(evidence)
+    scored = read_scored(evidence)
     assert (len(scored.numbers), scored.asked) == (4, len(ASKED))
     assert {LOST, GAINED} < set(scored.numbers)
 
 
 def few_words(plan: CellPlan, evidence: Path) -> Report:
-    details = Details(questions=questions(plan, evidence))
-    return passed_report().model_copy(update={"plan": plan, "stages": [], "details": details})
+    details = Details(questions=score_questions(plan, evidence))
+    return changed(passed_report(), plan=plan, stages=[], details=details)
 
 
 def test_words_that_have_no_room_are_on_a_page_of_their_own(
@@ -357,14 +348,11 @@ def test_where_all_words_have_room_there_is_no_second_page(evidence: Path) -> No
 
 
 def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
-    evidence = tmp_path / "evidence"
-
     def answering(question: int, _: int) -> Scored:
         return Scored(0.0, flexible=1.0) if question == LOST else RIGHT
 
-    keep_baseline(evidence, right_but([]))
-    ask(evidence, answering)
-    strict, flexible = questions(cell_plan([loss_gate(), loss_gate(name_filter=FLEXIBLE)]), evidence)
+    evidence = asked_twice(tmp_path, right_but([]), answering)
+    strict, flexible = score_questions(cell_plan([loss_gate(), loss_gate(name_filter=FLEXIBLE)]), evidence)
     assert (strict.filter, strict.lost) == (STRICT, 1)
     assert (flexible.filter, flexible.lost) == (FLEXIBLE, 0)
 
@@ -384,8 +372,5 @@ def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
 
 
 def test_all_of_a_task_may_flip(tmp_path: Path) -> None:
-    evidence = tmp_path / "evidence"
-    keep_baseline(evidence, lambda *_: WRONG)
-    ask(evidence, right_but([]))
-    scored = compared(evidence)
+    scored = read_scored(asked_twice(tmp_path, lambda *_: WRONG, right_but([])))
     assert (scored.lost, scored.gained, len(scored.flips)) == (0, len(ASKED), len(ASKED))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_qualify.report.replies import apart, difference
+from vllm_qualify.report.flips import mark_differences, split_thinking
 
 
 @pytest.mark.parametrize(
@@ -23,34 +23,34 @@ from vllm_qualify.report.replies import apart, difference
     ],
 )
 def test_thinking_is_apart(text: str, thinking: str | None, answer: str) -> None:
-    assert apart(text) == (thinking, answer)
+    assert split_thinking(text) == (thinking, answer)
 
 
 def test_what_differs_is_marked_word_by_word() -> None:
-    assert difference("the sum is 41 books", "the sum is 42 old books") == (
+    assert mark_differences("the sum is 41 books", "the sum is 42 old books") == (
         [("the sum is ", False), ("41", True), (" books", False)],
         [("the sum is ", False), ("42 old", True), (" books", False)],
     )
 
 
 def test_what_one_text_alone_has_is_marked_there() -> None:
-    assert difference("a b c", "a b c d") == ([("a b c", False)], [("a b c", False), (" d", True)])
+    assert mark_differences("a b c", "a b c d") == ([("a b c", False)], [("a b c", False), (" d", True)])
 
 
 def test_equal_texts_differ_nowhere() -> None:
-    assert difference("4 <b>\n", "4 <b>\n") == ([("4 <b>\n", False)], [("4 <b>\n", False)])
+    assert mark_differences("4 <b>\n", "4 <b>\n") == ([("4 <b>\n", False)], [("4 <b>\n", False)])
 
 
 def test_texts_without_much_in_common_are_not_marked() -> None:
-    assert difference("one two three", "四 五 六 七 八 九 十") is None
-    assert difference("", "4") is None
+    assert mark_differences("one two three", "四 五 六 七 八 九 十") is None
+    assert mark_differences("", "4") is None
 
 
 @pytest.mark.parametrize("text", ["", "\r\n\t\u2028x", "\x00\x1b[2J\u202e", "<mark>&amp;</mark>", "e\u0301👩‍👩‍👧", "\ud800"])
 def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     """Whatever is in them: nothing is lost and nothing added."""
     theirs, ours = f"the same words here {text}{text}", f"{text} the same words here"
-    pieces = difference(theirs, ours)
+    pieces = mark_differences(theirs, ours)
     assert pieces
     assert tuple("".join(part for part, _ in side) for side in pieces) == (theirs, ours)
 
@@ -58,5 +58,5 @@ def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
 def test_a_reply_made_to_be_hard_takes_little_work() -> None:
     """SequenceMatcher is cubic at worst; what is frequent in a long text is no start of a match, so the work stays small."""
     theirs, ours = "+." * 1000, ".+" * 700 + "+" * 600
-    pieces = difference(theirs, ours)
+    pieces = mark_differences(theirs, ours)
     assert pieces is None or "".join(part for part, _ in pieces[1]) == ours

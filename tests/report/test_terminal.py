@@ -9,17 +9,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from tests.builders.changed import changed
 from tests.report.builder import HOSTILE, MARKUP, SCRIPT, compared_report, detailed_report, image_report
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import Judgement
-from vllm_qualify.recipe.gates import Minimum, Verdict
+from vllm_qualify.recipe.gates import Minimum
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_report
 
 PAGE = "/a/folder/with/a/rather/long/path/that/is/wider/than/eighty/columns/20260314T092653Z-5f3d19/report.html"
 
 
-def _shown(report: Report, width: int, encoding: str = "utf-8", terminal: bool = False, page: str | None = PAGE) -> str:
+def _print_report(report: Report, width: int, encoding: str = "utf-8", terminal: bool = False, page: str | None = PAGE) -> str:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
     colors: Literal["truecolor"] | None = "truecolor" if terminal else None
@@ -34,7 +35,7 @@ def _without_spaces(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_every_gate_has_its_row(not_approved: Report, width: int) -> None:
-    shown = _shown(not_approved, width)
+    shown = _print_report(not_approved, width)
     table = shown[shown.index("gate  ") : shown.index("Page:")]
     for gate in not_approved.judgement.gates:
         assert gate.gate.metric in table
@@ -45,13 +46,13 @@ def test_every_gate_has_its_row(not_approved: Report, width: int) -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 def test_nothing_is_wider_than_the_console_but_the_page(not_approved: Report, width: int) -> None:
-    lines = [line for line in _shown(not_approved, width).splitlines() if not line.startswith("Page:")]
+    lines = [line for line in _print_report(not_approved, width).splitlines() if not line.startswith("Page:")]
     assert max(map(cell_len, lines)) <= width
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
 def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
-    shown = _shown(not_approved, width)
+    shown = _print_report(not_approved, width)
     assert "…" not in shown
     reasons = {gate.because for gate in not_approved.judgement.gates if gate.verdict in ("fail", "inconclusive")}
     for text in (*reasons, not_approved.plan.cell.id, not_approved.plan.cell.release.engine.digest):
@@ -60,69 +61,68 @@ def test_nothing_is_cut_off(not_approved: Report, width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 120])
 def test_a_warning_is_shown_without_control_codes(approved: Report, width: int) -> None:
-    plan = approved.plan.model_copy(update={"warnings": ["top_p 0.9\x1b[31m changes what clients get"]})
-    shown = _shown(approved.model_copy(update={"plan": plan}), width)
+    warnings = ["top_p 0.9\x1b[31m changes what clients get"]
+    shown = _print_report(changed(approved, "plan", warnings=warnings), width)
     assert re.search(r"Warning:top_p0\.9.{0,12}changeswhatclientsget", _without_spaces(shown))
     assert "\x1b" not in shown
-    assert "Warning:" not in _shown(approved, width)
+    assert "Warning:" not in _print_report(approved, width)
 
 
 def test_a_setting_without_an_effect_is_a_warning_and_a_changed_default_is_none() -> None:
-    shown = _shown(compared_report(), 200)
+    shown = _print_report(compared_report(), 200)
     assert "Warning: VLLM_X is not known" in shown
     assert "--moe-backend is auto by default" not in shown
 
 
 def test_the_heading_is_the_outcome_and_the_cell(approved: Report, not_approved: Report) -> None:
-    assert _shown(approved, 80).splitlines()[0] == "PASSED  llama-3.1-8b/fp8/h200/throughput"
-    assert _shown(not_approved, 80).splitlines()[0] == "NOT PASSED  llama-3.1-8b/fp8/h200/throughput"
+    assert _print_report(approved, 80).splitlines()[0] == "PASSED  llama-3.1-8b/fp8/h200/throughput"
+    assert _print_report(not_approved, 80).splitlines()[0] == "NOT PASSED  llama-3.1-8b/fp8/h200/throughput"
 
 
 def test_the_first_screen_tells_release_machine_time_and_place() -> None:
     report = image_report().model_copy(update={"judged_on": "host-7"})
     release = report.plan.cell.release
     assert release.engine.image is not None
-    shown = _without_spaces(_shown(report, 80))
+    shown = _without_spaces(_print_report(report, 80))
     for expected in (release.engine.image.reference, release.engine.digest, release.model, release.revision, "NVIDIA H200"):
         assert _without_spaces(expected) in shown
     assert _without_spaces("2026-03-14 10:40:53 UTC on host-7 by vllm-qualify 0.1.0") in shown
 
 
 def test_the_gates_that_decided_are_named(approved: Report, not_approved: Report) -> None:
-    assert "1 fail, 3 invalid, 1 inconclusive, 4 pass. Decided by exact_match (gsm8k, strict-match)" in _shown(
-        not_approved, 120
-    )
-    assert "Decided" not in _shown(approved, 120)
+    tally = "1 fail, 3 invalid, 1 inconclusive, 4 pass. Decided by exact_match (gsm8k, strict-match)"
+    assert tally in _print_report(not_approved, 120)
+    assert "Decided" not in _print_report(approved, 120)
 
 
 def test_what_changed_since_the_baseline_is_reported_in_a_line(approved: Report) -> None:
     report = compared_report()
     assert report.plan.baseline is not None
-    shown = _shown(report, 400)
+    shown = _print_report(report, 400)
     assert f"Baseline: run {report.plan.baseline.run_id} of " in shown
     assert "Since then: changed: " in shown
-    assert "Baseline" not in _shown(approved, 120)
+    assert "Baseline" not in _print_report(approved, 120)
 
 
 def test_a_report_judged_again_says_so(approved: Report, not_approved: Report) -> None:
-    assert "judged again from run 20260313T201500Z-0a1b2c" in _shown(not_approved, 120)
-    assert "judged again" not in _shown(approved, 120)
+    assert "judged again from run 20260313T201500Z-0a1b2c" in _print_report(not_approved, 120)
+    assert "judged again" not in _print_report(approved, 120)
 
 
 def test_gates_that_share_a_reason_tell_it_once(not_approved: Report) -> None:
-    shown = _shown(not_approved, 120)
+    shown = _print_report(not_approved, 120)
     assert shown.count("1021 of 1024 requests completed") == 1
     assert "output_throughput_tok_s, ttft_p99_ms, tpot_p99_ms: invalid\n" in shown
 
 
 def test_a_report_that_passed_has_no_reasons(approved: Report) -> None:
-    shown = _shown(approved, 120)
+    shown = _print_report(approved, 120)
     assert "confidence" not in shown
     assert shown.count("pass") == len(approved.judgement.gates) + 1
 
 
 def test_outside_text_is_no_markup_and_no_control_code(not_approved: Report) -> None:
-    shown = _shown(not_approved, 400)
+    shown = _print_report(not_approved, 400)
     for text in HOSTILE:
         assert text in shown
     assert "\x1b" not in shown
@@ -131,48 +131,44 @@ def test_outside_text_is_no_markup_and_no_control_code(not_approved: Report) -> 
 
 
 def test_colours_only_in_a_terminal(approved: Report) -> None:
-    assert "\x1b[1;32mPASSED" in _shown(approved, 80, terminal=True)
-    assert "\x1b" not in _shown(approved, 80)
+    assert "\x1b[1;32mPASSED" in _print_report(approved, 80, terminal=True)
+    assert "\x1b" not in _print_report(approved, 80)
 
 
 def test_a_console_without_unicode_gets_ascii(not_approved: Report) -> None:
-    shown = _shown(not_approved, 80, encoding="ascii")
+    shown = _print_report(not_approved, 80, encoding="ascii")
     assert ">=77.5%" in shown
     assert re.search(r"ttft_p99_ms +- ", shown)
 
 
 def test_the_page_is_one_unbroken_line_or_not_reported(approved: Report) -> None:
-    assert f"Page: {PAGE}\n" in _shown(approved, 80)
-    assert "Page" not in _shown(approved, 80, page=None)
+    assert f"Page: {PAGE}\n" in _print_report(approved, 80)
+    assert "Page" not in _print_report(approved, 80, page=None)
 
 
 def test_checks_of_the_contract_have_one_row_but_those_that_are_not_kept(approved: Report) -> None:
     """Sixteen rows of `yes` would hide what was measured."""
-    (one, *_) = (each for each in approved.judgement.gates if each.gate.metric == "smoke_usage")
-    verdicts: dict[str, Verdict] = {"contract_stop": "pass", "contract_seed": "fail", "contract_many": "pass"}
-    checks = [
-        one.model_copy(update={"gate": Minimum(metric=name, minimum=1.0, unit="bool"), "verdict": verdict})
-        for name, verdict in verdicts.items()
-    ]
-    judgement = approved.judgement.model_copy(update={"gates": [*approved.judgement.gates, *checks]})
-    shown = _shown(approved.model_copy(update={"judgement": judgement}), 120)
+    gates = approved.judgement.gates
+    (one, *_) = (each for each in gates if each.gate.metric == "smoke_usage")
+    verdicts = {"contract_stop": "pass", "contract_seed": "fail", "contract_many": "pass"}
+    about = {name: Minimum(metric=name, minimum=1.0, unit="bool") for name in verdicts}
+    checks = [changed(one, gate=about[name], verdict=verdict) for name, verdict in verdicts.items()]
+    shown = _print_report(changed(approved, "judgement", gates=[*gates, *checks]), 120)
     assert re.search(r"^contract \(2 checks\) .* pass\s*$", shown, re.MULTILINE)
     assert re.search(r"^contract_seed .* fail\s*$", shown, re.MULTILINE)
     assert "contract_stop" not in shown
 
 
 def test_a_report_without_gates_is_reported_plainly(approved: Report) -> None:
-    empty = approved.model_copy(
-        update={"judgement": Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})}
-    )
-    shown = _shown(empty, 80)
+    nothing = Judgement(verdict="invalid", gates=[], levels=Levels(), suite={}, validation={})
+    shown = _print_report(changed(approved, judgement=nothing), 80)
     assert shown.startswith("NOT PASSED")
     assert "no gate was judged" in shown
 
 
 def test_what_a_sweep_found_and_costs_is_reported_in_a_line_each(approved: Report) -> None:
-    shown = _shown(detailed_report(), 120)
+    shown = _print_report(detailed_report(), 120)
     assert "slo_concurrency_req: 32.00 req\n" in shown
     assert f"slo_request_rate_req_s: none: 2 runs were invalid: {SCRIPT}{MARKUP}\n" in shown
     assert "slo_cost_usd_mtok: 0.4213 usd/Mtok\n" in shown
-    assert "slo_" not in _shown(approved, 120)
+    assert "slo_" not in _print_report(approved, 120)

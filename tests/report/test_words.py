@@ -4,9 +4,11 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from tests.judge.test_compare import against, cell_plan, server_plan
+from tests.builders.changed import changed
+from tests.builders.comparisons import against, cell_plan, server_plan
 from tests.report.builder import passed_report
 from vllm_qualify.engine.gpu import Fingerprint
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Interval, invalid, valid
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.judge.verdict import WORST_FIRST, Judgement
@@ -93,7 +95,7 @@ def test_no_interval_is_a_dash() -> None:
     ],
 )
 def test_a_bound_is_reported_exactly(gate: Gate, shown: str) -> None:
-    assert _spaced(words.bound(gate)) == shown
+    assert _spaced(words.words_of_bound(gate)) == shown
 
 
 @pytest.mark.parametrize(
@@ -189,8 +191,7 @@ def test_the_first_try_of_a_release_is_not_reported() -> None:
 
 def test_earlier_tries_are_reported_with_their_verdicts() -> None:
     tries = [EarlierTry(run_id="a-1", verdict="fail"), EarlierTry(run_id="a-2", verdict="inconclusive")]
-    report = passed_report()
-    again = report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})
+    again = changed(passed_report(), "plan", tries=tries)
     said = "this is try 3 of this model and engine in this cell; before: fail (run a-1), inconclusive (run a-2)"
     assert words.tries(again.plan) == said
     assert ("Tries", said) in facts(again)
@@ -198,11 +199,8 @@ def test_earlier_tries_are_reported_with_their_verdicts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warms_alike", "said"),
-    [(True, ", loads in turns"), (False, ", loads in turns, though only this run's server had answered ")],
+    ("beside", "said"), [(server_plan(), ", loads in turns"), (None, ", loads unpaired: measured then and now")]
 )
-def test_a_load_in_turns_of_an_older_plan_says_that_one_server_was_cold(warms_alike: bool, said: str) -> None:
+def test_it_is_said_whether_loads_were_measured_in_turns(beside: ServerPlan | None, said: str) -> None:
     gates = [gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")]
-    plan = against(cell_plan(gates, beside=server_plan(), warms_alike=warms_alike))
-    assert said in words.compared(plan)
-    assert ("though" in words.compared(plan)) is not warms_alike
+    assert words.baseline_sentence(against(cell_plan(gates, beside=beside))).endswith(said)

@@ -8,19 +8,19 @@ import pytest
 from pydantic import ValidationError
 
 from tests.approval.builder import made_key
-from tests.attacks.test_chain import FEW, WIDE
-from tests.chained import ANCHOR, BASELINE, CELL, OWN, Cell, document, run_id, verdicts, without
+from tests.chained import ANCHOR, BASELINE, CELL, FEW, OWN, WIDE, Cell, document, run_id, verdicts, without
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.judge.stopping import accuracy_decided
+from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.kept import is_the_same
 from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.rerun import rerun
-from vllm_qualify.report.words import anchored, compared
-from vllm_qualify.runs.baseline import Against, bring
+from vllm_qualify.report.words import anchor_sentence, baseline_sentence
+from vllm_qualify.runs.baseline import copy_baseline
 from vllm_qualify.runs.prune import Policy, prune_store
 
 
@@ -47,7 +47,7 @@ def test_before_a_baseline_is_approved_there_is_none(cell: Cell) -> None:
     assert any("has no anchor yet" in line for line in messages)
     assert verdicts(report) == {OWN: "pass", BASELINE: "pass"}
     assert [gate.label for gate in report.judgement.not_judged] == [ANCHOR]
-    assert anchored(report.plan) == f"none: no baseline of the cell is approved yet; not judged: {ANCHOR}"
+    assert anchor_sentence(report.plan) == f"none: no baseline of the cell is approved yet; not judged: {ANCHOR}"
     cell.approve(first)
     assert anchor_of(cell) == (first.run_id, "the first approved")
 
@@ -90,7 +90,10 @@ def test_a_recipe_names_only_an_approved_baseline(cell: Cell) -> None:
 def test_one_that_was_made_to_be_it_follows_when_it_is_approved(cell: Cell) -> None:
     first = cell.baseline(1, 0)
     anew = cell.published(2, 12, establish="always", new_anchor=True)
-    assert anchored(anew.report.plan) == "this run was made to be the anchor of later ones, and is held against none before it"
+    assert (
+        anchor_sentence(anew.report.plan)
+        == "this run was made to be the anchor of later ones, and is held against none before it"
+    )
     assert rerun(anew.report.plan)[-2:] == ["--establish-baseline", "--new-anchor"]
     assert anchor_of(cell) == (first.run_id, "the first approved")
     cell.approve(anew)
@@ -113,9 +116,9 @@ def test_a_run_becomes_an_anchor_only_as_a_baseline(given: dict[str, object]) ->
 def test_the_report_shows_it_beside_the_baseline(cell: Cell) -> None:
     first, second = cell.baseline(1, 2), cell.baseline(2, 4)
     report, _ = cell.judged(cell.plan(3), 5)
-    assert compared(report.plan).startswith(f"run {second.run_id} of {CELL}")
-    assert anchored(report.plan).startswith(f"run {first.run_id} of {CELL} on vLLM")
-    assert anchored(report.plan).endswith(", the first approved")
+    assert baseline_sentence(report.plan).startswith(f"run {second.run_id} of {CELL}")
+    assert anchor_sentence(report.plan).startswith(f"run {first.run_id} of {CELL} on vLLM")
+    assert anchor_sentence(report.plan).endswith(", the first approved")
     changes = changes_of(report)
     assert changes
     assert {row.other: (row.then, row.now, row.worse.split("\N{NO-BREAK SPACE}")[0]) for row in changes.metrics} == {
@@ -197,7 +200,7 @@ def test_an_anchor_without_its_evidence_is_reported_with_the_way_out(cell: Cell,
     path.write_bytes(body.replace(b"1.0", b"0.0", 1))
     (tmp_path / "brought").mkdir()
     with pytest.raises(StoreError, match="the anchor's evidence is not what its report says") as refused:
-        bring(cell.plan(3), cell.store, tmp_path / "brought")
+        copy_baseline(cell.plan(3), cell.store, tmp_path / "brought")
     assert "--new-anchor" in refused.value.remedy
 
 
@@ -210,5 +213,5 @@ def test_prune_never_removes_what_an_anchor_rests_on(cell: Cell, tmp_path: Path)
     gone = prune_store(cell.store, Policy(keep=1, older_than_days=30), later, lambda _: None, grace_s=0)
     assert {name for _, name in gone.runs} == {run_id(2), run_id(3)}
     (tmp_path / "brought").mkdir()
-    bring(cell.plan(5), cell.store, tmp_path / "brought")
+    copy_baseline(cell.plan(5), cell.store, tmp_path / "brought")
     assert anchor_of(cell)[0] == run_id(1)

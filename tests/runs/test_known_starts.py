@@ -7,6 +7,7 @@ from statistics import variance
 import pytest
 
 from tests.approval.builder import CELL, Change, approved, made_key, of_variant, publish_report
+from tests.builders.changed import changed
 from tests.report.builder import passed_report
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.pointer import revocation
@@ -16,7 +17,7 @@ from vllm_qualify.judge.start_means import StartMeans, between_starts
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
-from vllm_qualify.publish.store import present
+from vllm_qualify.publish.store import checked_now
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.known_starts import MOST_RUNS, between_by_pointers, with_between
@@ -45,23 +46,14 @@ def started(*slower: float) -> Change:
         (load,) = (stage for stage in report.stages if stage.stage == "load")
         (first,) = (row for row in load.measurements if row.metric == RATE)
         rows = [
-            first.model_copy(update={"start": number, "repeats": [repeat / times for repeat in first.repeats]})
+            changed(first, start=number, repeats=[repeat / times for repeat in first.repeats])
             for number, times in enumerate(slower, start=2)
         ]
-        stage = load.model_copy(update={"stage": "starts", "measurements": rows})
-        plan = report.plan.model_copy(update={"gates": [*report.plan.gates, GATE], "starts": 3})
-        passed = report.judgement.gates[0].model_copy(update={"gate": GATE})
-        judgement = report.judgement.model_copy(update={"gates": [*report.judgement.gates, passed]})
-        return report.model_copy(update={"stages": [*report.stages, stage], "plan": plan, "judgement": judgement})
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(report: Report) -> Report:
-        for one in changes:
-            report = one(report)
-        return report
+        stage = changed(load, stage="starts", measurements=rows)
+        report = changed(report, "plan", gates=[*report.plan.gates, GATE], starts=3)
+        gates = report.judgement.gates
+        report = changed(report, "judgement", gates=[*gates, changed(gates[0], gate=GATE)])
+        return changed(report, stages=[*report.stages, stage])
 
     return change
 
@@ -72,18 +64,14 @@ def publish(store: DirectoryStore, tmp_path: Path, key: PrivateKey, number: int,
     return run
 
 
-def silent(_: str) -> None:
-    return None
-
-
 def known(store: DirectoryStore, **changes: object) -> list[BetweenStarts]:
-    plan = started(1.0)(passed_report()).plan.model_copy(update=changes)
-    return with_between(plan, store, silent).between
+    plan = changed(started(1.0)(passed_report()).plan, **changes)
+    return with_between(plan, store, lambda _: None).between
 
 
 def noise_of(report: Report) -> float:
     """The variance that the repeats of one start give its mean logarithm."""
-    (first,) = (row for stage in report.stages for row in stage.measurements if row.metric == RATE and row.start is None)
+    (first,) = (row for row in report.measurements if row.metric == RATE and row.start is None)
     logs = [math.log(repeat) for repeat in first.repeats]
     return variance(logs) / len(logs)
 
@@ -112,7 +100,7 @@ def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectorySto
 
 def test_cells_of_a_gpu_type_are_pooled_around_their_own_means(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
-    publish(store, tmp_path, key, 1, both(started(1.10), of_variant("other")))
+    publish(store, tmp_path, key, 1, lambda report: of_variant("other")(started(1.10)(report)))
     (between,) = known(store)
     assert between.freedom == 2.0
     assert between.variance == pytest.approx((math.log(1.02) ** 2 / 2 + math.log(1.10) ** 2 / 2) / 2)
@@ -124,14 +112,14 @@ def test_what_was_not_approved_or_was_revoked_shows_nothing(store: DirectoryStor
     assert known(store) == []
     run = publish(store, tmp_path, key, 1, started(1.02))
     assert known(store) != []
-    revoke(store, run.cell, run.run_id, revocation("Ada", "it was too slow", present(store)))
+    revoke(store, run.cell, run.run_id, revocation("Ada", "it was too slow", checked_now(store)))
     assert known(store) == []
 
 
 def test_another_gpu_type_or_metric_tells_nothing(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02))
     plan = passed_report().plan
-    assert known(store, cell=plan.cell.model_copy(update={"gpu_type": "b200"})) == []
+    assert known(store, cell=changed(plan.cell, gpu_type="b200")) == []
     assert known(store, gates=[gate_of(metric="ttft_p50_ms", max_worsening=0.05, unit="fraction")]) == []
     assert known(store, gates=plan.gates) == []
     assert known(store, establishes=True) == []
@@ -143,9 +131,8 @@ def test_cells_of_another_recipe_or_profile_tell_nothing(
 ) -> None:
     """Other models and other loads: their starts may be far quieter."""
     publish(store, tmp_path, key, 0, started(1.02))
-    plan = started(1.0)(passed_report()).plan
     assert known(store) != []
-    assert known(store, cell=plan.cell.model_copy(update=other)) == []
+    assert known(store, cell=changed(passed_report().plan.cell, **other)) == []
 
 
 def test_pairs_in_turns_are_known_apart_from_starts_of_one_build() -> None:
@@ -222,7 +209,7 @@ def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:
         {"label": "m", "means": [1.0], "noises": [0.1], "repeats": [0]},
         {"label": "m", "means": [float("nan")], "noises": [0.1]},
         {"label": "m", "means": [1.0], "noises": [-0.1]},
-        {"label": "m", "means": [1.0] * 11, "noises": [0.1] * 11},
+        {"label": "m", "means": [1.0] * 17, "noises": [0.1] * 17},
     ],
 )
 def test_a_manifest_with_other_means_is_refused(spoiled: dict[str, object]) -> None:

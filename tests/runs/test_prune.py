@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import BOB_REJECTS, CELL, NOW, approved, made_key, publish_report, row_of
+from tests.builders.changed import changed
 from vllm_qualify.approval.actions import reject
 from vllm_qualify.approval.index import announce
 from vllm_qualify.approval.published import PublishedRun, read_run
@@ -46,7 +47,7 @@ def as_it_is(report: Report) -> Report:
 
 
 def established(report: Report) -> Report:
-    return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
+    return changed(report, "plan", establishes=True)
 
 
 def pruned(store: PrunableStore, policy: Policy = POLICY, now: datetime = LATER) -> list[str]:
@@ -104,8 +105,7 @@ def test_what_the_policy_keeps_stays(store: PrunableStore, policy: Policy, now: 
 
 def test_evidence_that_another_report_shares_stays(store: PrunableStore, tmp_path: Path) -> None:
     shared, newest = read_run(store, CELL, RUNS[3]).report, "20260401T080000Z-abcdef"
-    plan_of_newest = shared.plan.model_copy(update={"run_id": newest})
-    report = shared.model_copy(update={"run_id": newest, "plan": plan_of_newest})
+    report = changed(changed(shared, "plan", run_id=newest), run_id=newest)
     publish_run(report, Run(folder=tmp_path / "runs" / RUNS[3]), store)
     assert RUNS[3] in pruned(store)
     whole(store, newest, tmp_path / "got")

@@ -4,101 +4,49 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.builders.captured_runs import (
+    CAPTURED,
+    CPU,
+    SERVED,
+    WITHOUT_BASELINE,
+    captured_plan,
+    captured_stage,
+    judged,
+    run,
+    store,
+    store_in,
+)
+from tests.builders.changed import changed
+from tests.builders.wrapped_stores import Wrapped
 from tests.directions import CONTRACT
-from tests.fakes.vllm import make_engine
-from tests.recipes import reference
 from vllm_qualify.approval.errors import TamperedError
-from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.launch import Engines
 from vllm_qualify.errors import AlreadyExistsError, CallerError, HostError, StoreError
 from vllm_qualify.evidence.load.ended import ENDED, Ended
-from vllm_qualify.evidence.measurement import StageEvidence, describe
-from vllm_qualify.evidence.stages import MACHINE, parse
-from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import plan_cells
-from vllm_qualify.plan.choice import Choice
+from vllm_qualify.evidence.measurement import describe
+from vllm_qualify.evidence.stages.stage import MACHINE
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.order import sequence_key
-from vllm_qualify.publish.store import Store, Stored
-from vllm_qualify.publish.stores import open_store
+from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import gate_of
-from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
+from vllm_qualify.recipe.metrics import METRICS, StageName
 from vllm_qualify.report.model import Report, load_report
 from vllm_qualify.runs.folder import Run, find_run, start_run
-from vllm_qualify.runs.judging import check_judgement, judge_run, rejudge
+from vllm_qualify.runs.judging import check_judgement, rejudge
 from vllm_qualify.runs.publishing import publish_run
 from vllm_qualify.runs.stored import fetch_run, published_run, save_finished, trusted_report
 
-CAPTURED = Path(__file__).parent.parent / "evidence" / "captured"
-CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+__all__ = ["judged", "run", "store"]
+
 CELL_INDEX, CELL_PAGE = (f"cells/reference/bf16/cpu/balanced/index.{end}" for end in ("json", "html"))
 AFTERWARDS = [CELL_INDEX, "index.json", CELL_PAGE, "index.html"]
-WITHOUT_BASELINE: list[Stage] = ["serve", "smoke", "contract", "accuracy", "load"]
 COUNTER = sequence_key("reference/bf16/cpu/balanced")
-SERVED = {"server.yaml": "model: reference\n", "server.log": "INFO: ready\n", "startup_s": "12.500\n"}
-
-
-def captured_plan(folder: Path) -> CellPlan:
-    """The reference recipe with the settings that the captured evidence was made with, and gates that it passes."""
-    document = reference()
-    document["accuracy"][0] |= {"num_questions": 8, "num_fewshot": 1, "max_gen_toks": 48}
-    document["gates"] = [document["gates"][0] | {"filter": "flexible-extract", "minimum": 0.1}]
-    load = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
-    repeated = {"repeats": 2, "most_repeats": 2, "min_duration_s": 0.01}
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["load"] = load | repeated
-    loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
-    engine = EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
-    (plan,) = plan_cells(loaded, Choice(), Engines(engine=engine), CPU)
-    # the captured questions were asked more than once, and compared with nothing
-    asked = [task.model_copy(update={"repetitions": 2}) for task in plan.accuracy]
-    # … and nothing was watched meanwhile
-    return plan.model_copy(update={"accuracy": asked, "watched": False})
-
-
-def captured_stage(run: Run, stage: Stage) -> StageEvidence:
-    if stage == "serve":
-        (run.evidence / "serve").mkdir(parents=True)
-        for name, text in SERVED.items():
-            (run.evidence / "serve" / name).write_text(text)
-    else:
-        shutil.copytree(CAPTURED / stage, run.evidence / stage)
-    (run.evidence / stage / MACHINE).write_text(CPU.model_dump_json())
-    files = sorted(path for path in (run.evidence / stage).rglob("*") if path.is_file())
-    evidence = StageEvidence(
-        stage=stage,
-        started_at=datetime(2026, 11, 20, 11, 13, tzinfo=UTC),
-        duration_s=8.0,
-        files=[describe(path, run.evidence) for path in files],
-        measurements=parse(stage, run.plan, run.evidence),
-        run_id=run.plan.run_id,
-    )
-    run.save_stage(evidence)
-    return evidence
-
-
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run's folder with captured evidence and its report. Judged once, since Great Expectations takes its time."""
-    folder = tmp_path_factory.mktemp("judged")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_QUALIFY_HOME", str(folder / "home"))
-        run = start_run(captured_plan(folder))
-        judge_run(run, [captured_stage(run, stage) for stage in WITHOUT_BASELINE])
-        yield run.folder
-
-
-@pytest.fixture
-def run(judged: Path, home: Path) -> Run:
-    """A copy of the judged run in the test's own home."""
-    return Run(folder=shutil.copytree(judged, home / "runs" / judged.name))
 
 
 @pytest.fixture
@@ -106,65 +54,29 @@ def report(run: Run) -> Report:
     return load_report(run.folder)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path / "store")
-
-
-def store_in(folder: Path) -> Store:
-    store = open_store(folder.as_uri())
-    store.check()
-    return store
-
-
-class Observed:
+class Observed(Wrapped):
     """A store that records what was written, and that fails at the n-th write."""
 
     def __init__(self, store: Store, fails_at: int | None = None) -> None:
-        self.store = store
-        self.fails_at = fails_at
+        super().__init__(store)
+        self.fails_at, self.tried = fails_at, 0
         self.written: list[str] = []
-        self.tried = 0
-
-    @property
-    def url(self) -> str:
-        return self.store.url
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        self._write(key)
-        self.store.put_new(key, body, content_type)
-        self.written.append(key)
+        with self._writing(key):
+            super().put_new(key, body, content_type)
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        self._write(key)
-        self.store.swap(key, body, content_type, tag)
-        self.written.append(key)
+        with self._writing(key):
+            super().swap(key, body, content_type, tag)
 
-    def _write(self, key: str) -> None:
+    @contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
         self.tried += 1
         if self.tried == self.fails_at:
-            raise StoreError("the disk is full", "free space on it", self.store.locate(key))
-
-    def read(self, key: str) -> Stored:
-        return self.store.read(key)
-
-    def get(self, key: str) -> bytes:
-        return self.store.get(key)
-
-    def exists(self, key: str) -> bool:
-        return self.store.exists(key)
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        return self.store.keys(prefix)
-
-    def now(self) -> datetime:
-        return self.store.now()
-
-    def check(self) -> None:
-        self.store.check()
-
-    def locate(self, key: str) -> str:
-        return self.store.locate(key)
+            raise StoreError("the disk is full", "free space on it", self.locate(key))
+        yield
+        self.written.append(key)
 
 
 def manifest_of(report: Report, store: Store) -> dict[str, Any]:
@@ -188,22 +100,15 @@ def overwrite(path: Path, body: bytes) -> None:
 
 
 def test_judging_leaves_the_report_and_its_page(run: Run, report: Report) -> None:
-    assert report.passed
+    assert (report.passed, report.rejudged_from) == (True, None)
     assert report.run_id == report.plan.run_id == run.id
-    assert report.rejudged_from is None
     assert [stage.stage for stage in report.stages] == WITHOUT_BASELINE
     assert report.judgement.not_judged == []
     assert {gate.gate.label: (gate.verdict, gate.sample_count) for gate in report.judgement.gates} == {
-        "smoke_model_identity": ("pass", 2),
-        "smoke_finish_reason": ("pass", 2),
-        "smoke_usage": ("pass", 2),
-        "smoke_determinism": ("pass", 2),
-        "smoke_golden": ("pass", 2),
+        **{f"smoke_{name}": ("pass", 2) for name in ("model_identity", "finish_reason", "usage", "determinism", "golden")},
         **dict.fromkeys(CONTRACT, ("pass", 1)),
         "exact_match (gsm8k, flexible-extract)": ("pass", 8),
-        "output_throughput_tok_s": ("pass", 52),
-        "ttft_p50_ms": ("pass", 52),
-        "tpot_p50_ms": ("pass", 52),
+        **dict.fromkeys(("output_throughput_tok_s", "ttft_p50_ms", "tpot_p50_ms"), ("pass", 52)),
     }
     page = (run.folder / "report.html").read_text()
     assert report.plan.cell.id in page
@@ -261,7 +166,7 @@ def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text
     ],
 )
 @pytest.mark.parametrize("stage", WITHOUT_BASELINE)
-def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: str | None, message: str) -> None:
+def test_what_another_machine_measured_is_invalid(run: Run, stage: StageName, text: str | None, message: str) -> None:
     path = run.evidence / stage / MACHINE
     before = [row.invalid_because for row in parse(stage, run.plan, run.evidence)]
     path.unlink()
@@ -274,8 +179,7 @@ def test_what_another_machine_measured_is_invalid(run: Run, stage: Stage, text: 
 
 
 def test_every_measurement_carries_the_machine_that_measured_it(report: Report) -> None:
-    carried = {row.fingerprint for stage in report.stages for row in stage.measurements}
-    assert carried == {CPU.id}
+    assert {row.fingerprint for row in report.measurements} == {CPU.id}
 
 
 PAIRED = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.5, unit="fraction")
@@ -454,8 +358,7 @@ def test_a_load_that_its_budget_ended_before_a_look_is_inconclusive_with_its_val
     ended = Ended(time_budget_s=100.0, repeats=2, spent_s=80.0, longest_s=45.0)
     end(run, ended)
     settings = {"repeats": 3, "most_repeats": 5, "time_budget_s": 100.0}
-    plan = run.plan.model_copy(update={"load": run.plan.load.model_copy(update=settings)})
-    again, _ = rejudge(run, plan)
+    again, _ = rejudge(run, changed(run.plan, "load", **settings))
     before = {gate.gate.label: gate for gate in report.judgement.gates}
     of_load = [gate for gate in again.judgement.gates if METRICS[gate.gate.metric].stage == "load"]
     assert [gate.verdict for gate in of_load] == ["inconclusive"] * 3
@@ -518,7 +421,7 @@ def test_a_file_that_no_stage_measured_is_not_judged(run: Run) -> None:
 def other(run: Run, tmp_path: Path) -> Run:
     """A run of another cell, with a load of its own."""
     plan = captured_plan(tmp_path / "other")
-    cell = run.plan.cell.model_copy(update={"profile": "latency"})
+    cell = changed(run.plan.cell, profile="latency")
     other = start_run(plan.model_copy(update={"cell": cell, "run_id": "20261121T000000Z-abcdef"}))
     save_finished(other, captured_stage(other, "load"))
     return other
@@ -531,29 +434,14 @@ def copy_load(one: Run, into: Run) -> None:
     shutil.copy(one.folder / "stages" / "load.json", into.folder / "stages")
 
 
-def without_owner(run: Run) -> None:
-    """As older versions saved the stages."""
-    for stage in run.stages():
-        run.save_stage(stage.model_copy(update={"run_id": None}))
-
-
 def test_another_runs_load_is_not_judged_as_this_runs(run: Run, other: Run) -> None:
     copy_load(other, run)
     with pytest.raises(HostError, match=f"the stage load is of run {other.id}, and this is run {run.id}"):
         rejudge(run, run.plan)
 
 
-def test_nor_is_that_of_an_older_version(run: Run, other: Run) -> None:
-    without_owner(other)
-    copy_load(other, run)
-    with pytest.raises(HostError, match=f"the stage load is of an older run, and this is run {run.id}"):
-        rejudge(run, run.plan)
-
-
 @pytest.mark.parametrize("with_its_note", [False, True])
-def test_nor_is_it_in_a_run_of_an_older_version_which_noted_what_it_finished(with_its_note: bool, run: Run, other: Run) -> None:
-    without_owner(run)
-    without_owner(other)
+def test_nor_is_it_if_it_says_that_it_is_this_runs(with_its_note: bool, run: Run, other: Run) -> None:
     for each in (run, other):
         (load,) = (stage for stage in each.stages() if stage.stage == "load")
         save_finished(each, load)
@@ -561,7 +449,7 @@ def test_nor_is_it_in_a_run_of_an_older_version_which_noted_what_it_finished(wit
     copy_load(other, run)
     stage = other.stage("load")
     assert stage is not None
-    run.save_stage(stage.model_copy(update={"duration_s": 7.0}))
+    run.save_stage(stage.model_copy(update={"run_id": run.id, "duration_s": 7.0}))
     if with_its_note:
         shutil.rmtree(run.folder / "kept")
         shutil.copytree(other.folder / "kept", run.folder / "kept")
@@ -570,13 +458,11 @@ def test_nor_is_it_in_a_run_of_an_older_version_which_noted_what_it_finished(wit
 
 
 def test_a_published_report_with_another_runs_stage_is_tampered_with(run: Run, report: Report, store: Store) -> None:
-    stages = [
-        stage.model_copy(update={"run_id": "20261121T000000Z-abcdef"}) if stage.stage == "load" else stage
-        for stage in report.stages
-    ]
-    changed = report.model_copy(update={"stages": stages})
-    run.save_report(changed)
-    publish_run(changed, run, store)
+    others = {"load": {"run_id": "20261121T000000Z-abcdef"}}
+    stages = [stage.model_copy(update=others.get(stage.stage, {})) for stage in report.stages]
+    mixed = report.model_copy(update={"stages": stages})
+    run.save_report(mixed)
+    publish_run(mixed, run, store)
     with pytest.raises(TamperedError, match="its stage load is of run 20261121T000000Z-abcdef"):
         check_judgement(store, published_run(store, run.id))
 
@@ -608,7 +494,8 @@ def test_a_run_without_its_manifest_is_not_fetched(elsewhere: Store, run: Run, r
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("run_id", ["20200101T000000Z-000000", "balanced-", "report.json"])
+# Not the name of a cell either.
+@pytest.mark.parametrize("run_id", ["20200101T000000Z-000000", "balanced-", "report.json", "balanced", "cpu", "reference"])
 def test_a_run_that_the_store_does_not_have_is_reported(elsewhere: Store, run_id: str) -> None:
     with pytest.raises(StoreError, match=f"no whole run '{run_id}'"):
         fetch_run(elsewhere.url, run_id)
@@ -629,25 +516,19 @@ def test_a_missing_object_is_reported(elsewhere: Store, run: Run, report: Report
         fetch_run(elsewhere.url, run.id)
 
 
-def test_a_report_that_is_none_is_reported(elsewhere: Store, run: Run, report: Report) -> None:
-    overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), b"{}")
-    with pytest.raises(StoreError, match="not what its manifest says"):
-        fetch_run(elsewhere.url, run.id)
-
-
-def test_a_changed_report_is_not_trusted(elsewhere: Store, run: Run, report: Report) -> None:
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_changed_report_is_not_trusted(elsewhere: Store, run: Run, report: Report, is_whole: bool) -> None:
     path = Path(elsewhere.locate(f"{report.prefix}/report.json"))
-    changed = path.read_bytes().replace(b'"minimum": 0.1', b'"minimum": 0.01')
-    assert changed != path.read_bytes()
-    overwrite(path, changed)
-    with pytest.raises(StoreError):
+    body = path.read_bytes().replace(b'"minimum": 0.1', b'"minimum": 0.01') if is_whole else b"{}"
+    assert body != path.read_bytes()
+    overwrite(path, body)
+    with pytest.raises(StoreError, match="not what its manifest says"):
         fetch_run(elsewhere.url, run.id)
 
 
 def test_a_report_of_another_run_is_not_put_in_its_place(elsewhere: Store, run: Run, report: Report, tmp_path: Path) -> None:
     """Also where whoever changed it made the manifest fit."""
-    outside = report.plan.model_copy(update={"run_id": "../../outside"})
-    body = report.model_copy(update={"plan": outside}).model_dump_json().encode()
+    body = changed(report, "plan", run_id="../../outside").model_dump_json().encode()
     overwrite(Path(elsewhere.locate(f"{report.prefix}/report.json")), body)
     manifest = manifest_of(report, elsewhere)
     for stored in manifest["objects"]:
@@ -659,18 +540,10 @@ def test_a_report_of_another_run_is_not_put_in_its_place(elsewhere: Store, run: 
     assert not (tmp_path / "outside").exists()
 
 
-@pytest.mark.parametrize("name", ["balanced", "cpu", "reference"])
-def test_a_cells_name_is_no_runs_id(elsewhere: Store, name: str) -> None:
-    with pytest.raises(StoreError, match="no whole run"):
-        fetch_run(elsewhere.url, name)
-
-
 def test_no_secret_reaches_the_store(run: Run, report: Report, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when a recipe's server arguments repeat what the environment holds."""
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
-    server = report.plan.server.model_copy(update={"arguments": {"hf-token": "hf_0123456789"}})
-    leaky = report.model_copy(update={"plan": report.plan.model_copy(update={"server": server})})
-    publish_run(leaky, run, store)
+    publish_run(changed(report, "plan.server", arguments={"hf-token": "hf_0123456789"}), run, store)
     for key in store.keys(""):
         assert b"hf_0123456789" not in store.get(key), key
 
@@ -691,8 +564,8 @@ def test_a_run_is_found_by_its_id_and_by_its_folder(run: Run) -> None:
     assert find_run(run.id) == find_run(str(run.folder)) == Run(folder=run.folder.resolve())
 
 
-def test_an_unknown_run_is_the_callers_mistake(run: Run) -> None:
-    assert run.folder.is_dir()
+@pytest.mark.usefixtures("run")
+def test_an_unknown_run_is_the_callers_mistake() -> None:
     with pytest.raises(CallerError, match="no run '20200101T000000Z-000000'") as raised:
         find_run("20200101T000000Z-000000")
     assert raised.value.place == "RUN"

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, Change, publish_report, with_gate
+from tests.builders.changed import changed
 from tests.report.builder import passed_report
 from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.recipe.gates import Verdict
-from vllm_qualify.report.model import Report
 from vllm_qualify.runs.tries import not_counted, with_tries
 
 RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(53, 60)]
@@ -28,26 +28,15 @@ def publish(store: DirectoryStore, tmp_path: Path, *changes: Change) -> None:
         publish_report(store, tmp_path / "runs", run_id, change)
 
 
-def of_plan(**update: object) -> Change:
-    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update=update)})
+def of(part: str, **changes: object) -> Change:
+    return lambda report: changed(report, part, **changes)
 
 
-def of_engine(digest: str) -> Change:
-    def change(report: Report) -> Report:
-        release = report.plan.cell.release
-        engine = release.engine.model_copy(update={"digest": digest})
-        cell = report.plan.cell.model_copy(update={"release": release.model_copy(update={"engine": engine})})
-        return of_plan(cell=cell)(report)
-
-    return change
-
-
-def silent(_: str) -> None:
-    return None
+OTHER_ENGINE = of("plan.cell.release.engine", digest=f"sha256:{'7' * 64}")
 
 
 def tried(store: DirectoryStore, plan: CellPlan | None = None) -> CellPlan:
-    return with_tries(plan or passed_report().plan, store, silent)
+    return with_tries(plan or passed_report().plan, store, lambda _: None)
 
 
 def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
@@ -56,36 +45,25 @@ def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
 
 def test_earlier_runs_of_the_release_are_reported_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"), with_gate("inconclusive"), with_gate("pass"))
-    assert tried(store).tries == [
-        EarlierTry(run_id=RUNS[0], verdict="fail"),
-        EarlierTry(run_id=RUNS[1], verdict="inconclusive"),
-        EarlierTry(run_id=RUNS[2], verdict="pass"),
-    ]
+    verdicts = [(each.run_id, each.verdict) for each in tried(store).tries]
+    assert verdicts == [(RUNS[0], "fail"), (RUNS[1], "inconclusive"), (RUNS[2], "pass")]
 
 
 def test_what_is_no_try_of_the_release_is_not_counted(store: DirectoryStore, tmp_path: Path) -> None:
     """Another engine; a run that becomes a baseline; a run that is judged again."""
-    publish(
-        store,
-        tmp_path,
-        of_engine(f"sha256:{'7' * 64}"),
-        of_plan(establishes=True),
-        lambda report: report.model_copy(update={"rejudged_from": RUNS[0]}),
-    )
+    publish(store, tmp_path, OTHER_ENGINE, of("plan", establishes=True), of("", rejudged_from=RUNS[0]))
     assert tried(store).tries == []
 
 
 def test_a_release_under_another_name_is_the_same(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"))
-    plan = passed_report().plan
-    release = plan.cell.release.model_copy(update={"model": "a-copy/of-the-model"})
-    renamed = plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release})})
+    renamed = changed(passed_report().plan, "cell.release", model="a-copy/of-the-model")
     assert [earlier.run_id for earlier in tried(store, renamed).tries] == RUNS[:1]
 
 
 def test_a_run_that_becomes_a_baseline_has_no_tries(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"))
-    assert tried(store, passed_report().plan.model_copy(update={"establishes": True})).tries == []
+    assert tried(store, changed(passed_report().plan, establishes=True)).tries == []
 
 
 def test_whoever_qualifies_again_is_reported(store: DirectoryStore, tmp_path: Path) -> None:
@@ -103,7 +81,7 @@ def test_whoever_qualifies_again_is_reported(store: DirectoryStore, tmp_path: Pa
         ([with_gate("fail"), with_gate("pass"), with_gate("inconclusive")], RUNS[2:3]),
         ([with_gate("fail"), with_gate("pass")], []),
         ([with_gate("invalid")], []),
-        ([of_engine(f"sha256:{'7' * 64}"), of_plan(establishes=True)], []),
+        ([OTHER_ENGINE, of("plan", establishes=True)], []),
     ],
 )
 def test_what_a_plan_does_not_count_is_known_by_the_manifests(
@@ -113,7 +91,7 @@ def test_what_a_plan_does_not_count_is_known_by_the_manifests(
     counts_none = publish_report(store, tmp_path / "runs", RUNS[len(changes)])
     assert not_counted(counts_none, store) == left_out
     counted = [EarlierTry(run_id=run_id, verdict="fail") for run_id in left_out]
-    counts_all = publish_report(store, tmp_path / "runs", RUNS[len(changes) + 1], of_plan(tries=counted))
+    counts_all = publish_report(store, tmp_path / "runs", RUNS[len(changes) + 1], of("plan", tries=counted))
     assert not_counted(counts_all, store) == []
 
 
@@ -140,4 +118,4 @@ def test_a_run_does_not_count_what_came_after_it(store: DirectoryStore, tmp_path
 )
 def test_tries_count_since_the_release_last_passed(verdicts: list[Verdict], unpassed: int) -> None:
     tries = [EarlierTry(run_id=run_id, verdict=verdict) for run_id, verdict in zip(RUNS, verdicts, strict=False)]
-    assert passed_report().plan.model_copy(update={"tries": tries}).unpassed == unpassed
+    assert changed(passed_report().plan, tries=tries).unpassed == unpassed

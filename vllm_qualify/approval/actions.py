@@ -28,8 +28,6 @@ class Approved(Frozen):
 
 
 class Rejected(Frozen):
-    """The rejection."""
-
     decision: Decision
     index_problem: str | None = None
 
@@ -50,8 +48,7 @@ def approve(store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, si
     Raises:
         CallerError: the run did not pass. DecidedError: there is another decision about it.
         OvertakenError: a newer report is approved, or another writer moved the pointer meanwhile.
-        RevokedError: this approval was revoked.
-        OtherKeyError: the run already has an approval, signed by another key.
+        RevokedError: this approval was revoked. OtherKeyError: the run has an approval that another key signed.
         StoreBusyError: the store is being pruned. TamperedError, StoreError: its content cannot be trusted or read.
     """
     if wanted.verdict != "approve":
@@ -86,9 +83,7 @@ def reject(store: Store, run: PublishedRun, wanted: Ruling, now: datetime) -> Re
 def revoke(store: Store, cell: str, run_id: str | None, by: Revocation) -> Revoked:
     """Revoke an approval; if `run_id` is None, the cell's last one. It takes effect when the pointer says so.
 
-    Raises:
-        CallerError: there is no such approval. DecidedError: it was revoked already.
-        StoreError: the store refuses, or the pointer changes all the time.
+    Raises CallerError if there is no such approval, DecidedError if it was revoked already, and StoreError.
     """
     pointer, entry = mark_revoked(store, cell, run_id, by)
     return Revoked(entry=entry, pointer=pointer, index_problem=index_problem(store, cell))
@@ -98,14 +93,8 @@ def entry_of(run: PublishedRun, decision: Decision, approval: StoredObject) -> E
     """The pointer's entry for an approval of a run. Raises ValueError if the decision is a rejection."""
     if decision.expires is None:
         raise ValueError("a rejection is in no pointer")
-    return Entry(
-        run_id=run.run_id,
-        sequence=run.sequence,
-        approval=approval,
-        by=decision.by,
-        at=decision.at,
-        expires=decision.expires,
-    )
+    decided = decision.model_dump(include={"by", "at", "expires"})
+    return Entry(run_id=run.run_id, sequence=run.sequence, approval=approval, **decided)
 
 
 def _put_approval(store: Store, run: PublishedRun, stored: StoredDecision, signer: PrivateKey) -> StoredObject:

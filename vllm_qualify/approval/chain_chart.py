@@ -52,7 +52,6 @@ class Chain:
 
 
 ScoredLink = tuple[ChainLink, Score]
-Scale = Callable[[float], float]
 
 
 def chart_of(row: Row) -> Chain | None:
@@ -62,26 +61,26 @@ def chart_of(row: Row) -> Chain | None:
         return None
     metric = scored[-1][1].metric
     known: list[ScoredLink] = [(link, score) for link, score in scored if score.metric == metric]
-    least, most = _ends([score for _, score in known])
+    least, most = _scale_ends([score for _, score in known])
     slot = (WIDTH - LEFT - RIGHT) / len(known)
 
     def y(value: float) -> float:
         return round(TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - least) / (most - least)), 1)
 
-    marks = [_mark(link, score, round(LEFT + slot * (at + 0.5), 1), y) for at, (link, score) in enumerate(known)]
+    marks = [_run_mark(link, score, round(LEFT + slot * (at + 0.5), 1), y) for at, (link, score) in enumerate(known)]
     anchor = next((score for link, score in known if link.run_id == row.anchor), None)
     return Chain(
         metric=plain(metric),
-        ticks=_ticks(least, most, y),
+        ticks=_scale_ticks(least, most, y),
         marks=marks,
         path="".join(f"{'L' if at else 'M'}{mark.x:g} {mark.y:g}" for at, mark in enumerate(marks)),
         anchor=plain(row.anchor or ""),
         anchor_y=y(anchor.value) if anchor else None,
-        summary=_summary(known, anchor),
+        summary=_summarize_scores(known, anchor),
     )
 
 
-def _ends(scores: Sequence[Score]) -> tuple[float, float]:
+def _scale_ends(scores: Sequence[Score]) -> tuple[float, float]:
     """The least and the most of the scale: a tenth more than the scores and their intervals reach."""
     lowest = min(score.interval.lower if score.interval else score.value for score in scores)
     highest = max(score.interval.upper if score.interval else score.value for score in scores)
@@ -89,16 +88,16 @@ def _ends(scores: Sequence[Score]) -> tuple[float, float]:
     return max(0.0, lowest - reach), highest + reach
 
 
-def _mark(link: ChainLink, score: Score, x: float, y: Scale) -> RunMark:
+def _run_mark(link: ChainLink, score: Score, x: float, y: Callable[[float], float]) -> RunMark:
     interval = score.interval
-    reach = f" ({_share(interval.lower)} to {_share(interval.upper)})" if interval else ""
+    reach = f" ({_format_share(interval.lower)} to {_format_share(interval.upper)})" if interval else ""
     kind = ", made to be an anchor" if link.new_anchor else ", made to be a baseline" if link.establishes else ""
     top, bottom = (y(interval.upper), y(interval.lower)) if interval else (y(score.value), y(score.value))
-    title = f"{plain(link.run_id)}{kind}: {_share(score.value)}{reach}"
+    title = f"{plain(link.run_id)}{kind}: {_format_share(score.value)}{reach}"
     return RunMark(x, y(score.value), top, bottom, link.establishes, title)
 
 
-def _ticks(least: float, most: float, y: Scale) -> list[Tick]:
+def _scale_ticks(least: float, most: float, y: Callable[[float], float]) -> list[Tick]:
     """Some three lines at round numbers."""
     magnitude = 10.0 ** math.floor(math.log10((most - least) / 3))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= (most - least) / 3.5)
@@ -107,11 +106,11 @@ def _ticks(least: float, most: float, y: Scale) -> list[Tick]:
     return [Tick(y(number * step), f"{100 * number * step:.{decimals}f} %") for number in numbers]
 
 
-def _summary(known: Sequence[ScoredLink], anchor: Score | None) -> str:
-    newest = f"newest {_share(known[-1][1].value)}"
+def _summarize_scores(known: Sequence[ScoredLink], anchor: Score | None) -> str:
+    newest = f"newest {_format_share(known[-1][1].value)}"
     since = f", {100 * (known[-1][1].value - anchor.value):+.2f} points since the anchor" if anchor else ""
     return f"{len(known)} approved {'run' if len(known) == 1 else 'runs'}: {newest}{since}"
 
 
-def _share(value: float) -> str:
+def _format_share(value: float) -> str:
     return f"{100 * value:.2f} %"

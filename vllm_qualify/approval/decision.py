@@ -10,8 +10,8 @@ from vllm_qualify.approval.errors import DecidedError
 from vllm_qualify.approval.layout import JSON, Line, Moment, day, decision_key, in_plain_words, one_line, reason_of
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
-from vllm_qualify.evidence.stages.table import wanted
-from vllm_qualify.judge.verdict import GateVerdict, worst
+from vllm_qualify.evidence.stages.table import wanted_stages
+from vllm_qualify.judge.verdict import GateVerdict, worst_verdict
 from vllm_qualify.plan.contradiction import contradiction
 from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
 from vllm_qualify.recipe.gates import Verdict, Waiver
@@ -19,7 +19,6 @@ from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 
 RECIPE = "recipe"
-DONE = {"approve": "approved", "reject": "rejected"}
 
 
 class Ruling(Frozen):
@@ -58,7 +57,7 @@ class Decision(Ruling):
     @property
     def done(self) -> str:
         """`approved by Ada on 2026-03-14`"""
-        return f"{DONE[self.verdict]} by {self.by} on {day(self.at)}"
+        return f"{'approved' if self.verdict == 'approve' else 'rejected'} by {self.by} on {day(self.at)}"
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,16 @@ def make_decision(store: Store, run: PublishedRun, wanted: Ruling, valid_days: i
     """
     key = decision_key(run.cell, run.run_id)
     try:
-        return _same(read_decision(store, run.cell, run.run_id), run, wanted, valid_days, now, store.locate(key))
+        stored = read_decision(store, run.cell, run.run_id)
     except MissingObjectError:
-        body = _decision(run, wanted, valid_days, now).model_dump_json(indent=2).encode()
-    try:
-        store.put_new(key, body, JSON)
-    except AlreadyExistsError:
-        return _same(read_decision(store, run.cell, run.run_id), run, wanted, valid_days, now, store.locate(key))
-    return parse_decision(body, store.locate(key))
+        body = _new_decision(run, wanted, valid_days, now).model_dump_json(indent=2).encode()
+        try:
+            store.put_new(key, body, JSON)
+            return parse_decision(body, store.locate(key))
+        except AlreadyExistsError:
+            stored = read_decision(store, run.cell, run.run_id)
+    _check_same(stored.decision, run, wanted, valid_days, now, store.locate(key))
+    return stored
 
 
 def read_decision(store: Store, cell: str, run_id: str) -> StoredDecision:
@@ -114,31 +115,30 @@ def check_passed(report: Report, today: date) -> None:
 
     Its plan contradicts itself, something of the plan is missing, or a gate did not pass and no waiver holds for it.
     """
-    if wrong := contradiction(report.plan) or _missing(report):
+    if wrong := contradiction(report.plan) or _find_missing(report):
         problem = f"run {report.run_id} cannot be approved: {wrong}"
         raise CallerError(problem, "do not trust this report; qualify the cell again", "REPORT")
-    if _verdict_on(report, today) == "pass" and report.passed:
+    verdicts = [(result, _verdict_on(result, today)) for result in report.judgement.gates]
+    if worst_verdict([verdict for _, verdict in verdicts]) == "pass" and report.passed:
         return
-    gates = [f"{result.gate.label}: {_why(result, today)}" for result in report.judgement.gates if _on(result, today) != "pass"]
-    without = f"its verdict is {report.judgement.verdict}" if report.judgement.gates else "no gate was judged"
+    gates = [f"{result.gate.label}: {_reason_of_gate(result, today)}" for result, verdict in verdicts if verdict != "pass"]
+    without = f"its verdict is {report.judgement.verdict}" if verdicts else "no gate was judged"
     problem = f"run {report.run_id} cannot be approved: {'; '.join(gates) or without}"
-    remedy = (
-        f"qualify again, or waive each gate by name in the recipe and judge again with `vllm-qualify rejudge {report.run_id}`"
-    )
-    raise CallerError(problem, remedy, "REPORT")
+    waive = f"waive each gate by name in the recipe and judge again with `vllm-qualify rejudge {report.run_id}`"
+    raise CallerError(problem, f"qualify again, or {waive}", "REPORT")
 
 
-def _missing(report: Report) -> str:
+def _find_missing(report: Report) -> str:
     """What of the plan its report lacks: a gate, or the evidence of a stage. Empty if it is whole."""
     judged = [result.gate for result in report.judgement.gates]
     # What is said not to be judged is shown, and signed; a gate of which nothing is said would be left out unseen.
     mentioned = [*judged, *report.judgement.not_judged]
     if without := [
-        gate.label for gate in report.plan.gates if gate not in (judged if gate in report.plan.judged else mentioned)
+        gate.label for gate in report.plan.gates if gate not in (judged if gate in report.plan.judged_gates else mentioned)
     ]:
         return f"it has no verdict on {', '.join(without)}, which its plan asks for"
     with_files = {stage.stage for stage in report.stages if stage.files}
-    if absent := [name for name in wanted(report.plan) if name not in with_files]:
+    if absent := [name for name in wanted_stages(report.plan) if name not in with_files]:
         return f"it has no evidence of {', '.join(absent)}, which its plan asks for"
     return ""
 
@@ -148,14 +148,34 @@ def waivers_used(report: Report) -> list[Waiver]:
     return [result.waiver for result in report.judgement.gates if result.waiver and result.counts_as != result.verdict]
 
 
-def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> Decision:
-    today, expires = now.astimezone(UTC).date(), None
+def why_by_hand(report: Report) -> str:
+    """Why a person must decide about a report, in words that follow its cell; empty if its plan approves it itself."""
+    if not report.plan.approval.automatic:
+        return "is not approved automatically"
+    if not report.passed:
+        return f"is {report.outcome}"
+    if waivers_used(report):
+        return "rests on a waiver"
+    if report.plan.establishes:
+        return "becomes what later releases are compared with"
+    if report.judgement.not_judged:
+        return "has gates that were not judged, because there is nothing to hold them against"
+    if report.plan.foreign_code:
+        return "runs code that is not the engine's, which could have changed what was measured"
+    return ""
+
+
+def _new_decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime) -> Decision:
+    today, expires, waivers = now.astimezone(UTC).date(), None, waivers_used(run.report)
     if wanted.verdict == "approve":
         check_passed(run.report, today)
-        _check_automatic(run.report, wanted)
-        expires = min(
-            today + timedelta(days=valid_days), *(_day_after(waiver) for waiver in waivers_used(run.report)), date.max
-        )
+        if wanted.automatic and waivers:
+            names = ", ".join(waiver.gate for waiver in waivers)
+            problem = f"run {run.run_id} rests on a waiver ({names}), so it is not approved automatically"
+            raise CallerError(problem, f"decide by name: `vllm-qualify approve {run.run_id}`", "REPORT")
+        # A waiver still holds on its last day.
+        ends = [waiver.expires + timedelta(days=1) for waiver in waivers if waiver.expires < date.max]
+        expires = min(today + timedelta(days=valid_days), *ends, date.max)
     return Decision(
         **wanted.model_dump(),
         run_id=run.run_id,
@@ -167,43 +187,22 @@ def _decision(run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime)
     )
 
 
-def _day_after(waiver: Waiver) -> date:
-    """The day after the waiver's last day, on which it still holds."""
-    return waiver.expires if waiver.expires == date.max else waiver.expires + timedelta(days=1)
-
-
-def _check_automatic(report: Report, wanted: Ruling) -> None:
-    if wanted.automatic and waivers_used(report):
-        names = ", ".join(waiver.gate for waiver in waivers_used(report))
-        problem = f"run {report.run_id} rests on a waiver ({names}), so it is not approved automatically"
-        raise CallerError(problem, f"decide by name: `vllm-qualify approve {report.run_id}`", "REPORT")
-
-
-def _same(
-    stored: StoredDecision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str
-) -> StoredDecision:
-    decision = stored.decision
+def _check_same(decision: Decision, run: PublishedRun, wanted: Ruling, valid_days: int, now: datetime, place: str) -> None:
+    """Check the decision that is there, which somebody else can have written: an approval is signed as it is."""
     about = (decision.cell, decision.run_id, decision.report_sha256, decision.manifest_sha256)
     if about != (run.cell, run.run_id, run.report_object.sha256, run.manifest_object.sha256):
         raise StoreError("the decision is about another report", "do not trust this run", place)
     # Without this, no person could complete an approval that the recipe began.
     is_completed = decision.automatic and wanted.verdict == decision.verdict
     if (decision.verdict, decision.by) != (wanted.verdict, wanted.by) and not is_completed:
-        raise DecidedError(f"run {run.run_id} was already {decision.done}", _instead(decision), "REPORT")
-    if decision.verdict == "approve":
-        _check_possible(decision, run, valid_days, now, place)
-    return stored
-
-
-def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now: datetime, place: str) -> None:
-    """Check a decision that is in the store, which somebody else can have written: it is signed as it is.
-
-    Raises:
-        CallerError: the run did not pass on the day of the decision.
-        StoreError: it is of the future, or holds longer than it may.
-    """
+        again = f"if `approved list` does not have it, approve it again as {decision.by}"
+        revoke = f"revoke it if it must not hold; {again}"
+        remedy = "qualify the cell again" if decision.verdict == "reject" else revoke
+        raise DecidedError(f"run {run.run_id} was already {decision.done}", remedy, "REPORT")
+    if decision.verdict == "reject":
+        return
     days = max(valid_days, run.report.plan.approval.valid_days)
-    latest = _decision(run, Ruling(**decision.model_dump(include=set(Ruling.model_fields))), days, decision.at).expires
+    latest = _new_decision(run, Ruling(**decision.model_dump(include=set(Ruling.model_fields))), days, decision.at).expires
     if decision.at > now + MOST_SKEW:
         raise StoreError("the decision that is there is of the future", "find out who wrote it, and delete it", place)
     if decision.expires is None or latest is None or decision.expires > latest:
@@ -211,21 +210,11 @@ def _check_possible(decision: Decision, run: PublishedRun, valid_days: int, now:
         raise StoreError(problem, "find out who wrote it, and delete it; or ask for as many days", place)
 
 
-def _instead(decision: Decision) -> str:
-    if decision.verdict == "reject":
-        return "qualify the cell again"
-    return f"revoke it if it must not hold; if `approved list` does not have it, approve it again as {decision.by}"
-
-
-def _verdict_on(report: Report, today: date) -> Verdict:
-    return worst([_on(result, today) for result in report.judgement.gates])
-
-
-def _on(result: GateVerdict, today: date) -> Verdict:
-    """The verdict that counts on this day."""
+def _verdict_on(result: GateVerdict, today: date) -> Verdict:
+    """The verdict of a gate that counts on this day."""
     return result.verdict if result.waiver and today > result.waiver.expires else result.counts_as
 
 
-def _why(result: GateVerdict, today: date) -> str:
+def _reason_of_gate(result: GateVerdict, today: date) -> str:
     waiver = result.expired or (result.waiver if result.waiver and today > result.waiver.expires else None)
     return f"{result.verdict}, its waiver expired after {waiver.expires}" if waiver else result.verdict

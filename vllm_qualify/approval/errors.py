@@ -10,45 +10,31 @@ class NotApprovedError(QualifyError):
 
 
 class TamperedError(NotApprovedError):
-    """A part of it is missing, or is not what was approved."""
-
-    exit_code = 10
+    exit_code = 10  # a part of it is missing, or is not what was approved
 
 
 class OtherKeyError(NotApprovedError):
-    """None of the given keys signed it."""
-
-    exit_code = 11
+    exit_code = 11  # none of the given keys signed it
 
 
 class ExpiredError(NotApprovedError):
-    """It has expired."""
-
     exit_code = 12
 
 
 class SupersededError(NotApprovedError):
-    """A newer report of the same cell was approved."""
-
-    exit_code = 13
+    exit_code = 13  # a newer report of the same cell was approved
 
 
 class RevokedError(NotApprovedError):
-    """It was revoked."""
-
     exit_code = 14
 
 
 class NotInForceError(NotApprovedError):
-    """It was signed, but the cell's pointer does not name it."""
-
-    exit_code = 15
+    exit_code = 15  # it was signed, but the cell's pointer does not name it
 
 
 class FutureError(NotApprovedError):
-    """It is dated in the future, so one of two clocks is wrong."""
-
-    exit_code = 16
+    exit_code = 16  # it is dated in the future, so one of two clocks is wrong
 
 
 class DecidedError(CallerError):

@@ -16,20 +16,10 @@ import yaml
 from pydantic import JsonValue
 
 from vllm_qualify.approval.layout import Format
-from vllm_qualify.engine.container import CAPABILITIES, NO_NEW_PRIVILEGES, SERVED_PORT, Bind, ContainerPlan, command_line
+from vllm_qualify.engine import server
+from vllm_qualify.engine.containers.plan import CAPABILITIES, NO_NEW_PRIVILEGES, SERVED_PORT, Bind, ContainerPlan, command_line
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.server import (
-    CONFIG_INSIDE,
-    DRAFT_INSIDE,
-    HF_HOME_INSIDE,
-    MODEL_INSIDE,
-    OFFLINE,
-    PASSED,
-    ServerPlan,
-    config_text,
-    container_of,
-    model_binds,
-)
+from vllm_qualify.engine.server import CONFIG_INSIDE, HF_HOME_INSIDE, OFFLINE, PASSED, ServerPlan
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.serving import VLLM
 
@@ -69,10 +59,8 @@ def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotat
 
     The formats give the number of GPUs, not their indices, which belong to the machine that qualified. Variables that the
     qualification took from its environment are taken from the deployer's environment. `name` names the container, the service
-    and the objects. Keys of `annotations` (cell, run, expiry, …) are valid Kubernetes names.
-
-    Raises:
-        CallerError: the name is not valid, or the qualified server cannot be written in this format.
+    and the objects. Keys of `annotations` (cell, run, expiry, …) are valid Kubernetes names. Raises CallerError if the name is
+    not valid, or the qualified server cannot be written in this format.
     """
     if not NAME.fullmatch(name):
         remedy = "use 2 to 63 lower-case letters, digits and '-', a letter first and no '-' last"
@@ -90,78 +78,61 @@ def deployment_name(cell: str) -> str:
     return f"{name[: MOST_NAME_LETTERS - len(mark) - 1].rstrip('-')}-{mark}"
 
 
-def _config(plan: ServerPlan, _name: str, annotations: Annotations) -> str:
-    return _comment(annotations, shlex.join(_reader(plan))) + _text(plan)
-
-
-def _text(plan: ServerPlan) -> str:
-    return config_text(plan, SERVED_PORT)
-
-
-def _reader(plan: ServerPlan) -> list[str]:
-    arguments = plan.engine_kind.arguments(plan.served(SERVED_PORT), "FILE")
+def _format_config(plan: ServerPlan, _name: str, annotations: Annotations) -> str:
+    arguments = plan.engine_kind.arguments(plan.served_model(SERVED_PORT), "FILE")
     if isinstance(plan.engine, EngineImage):
-        return [plan.engine.pinned, *arguments]
-    variables = [f"{name}={value}" for name, value in plan.variables.items()]
-    return [*(("env", *variables) if variables else ()), "vllm", "serve", *arguments]
+        reader = [plan.engine.pinned, *arguments]
+    else:
+        variables = [f"{name}={value}" for name, value in plan.variables.items()]
+        reader = [*(("env", *variables) if variables else ()), "vllm", "serve", *arguments]
+    return _comment_line(annotations, shlex.join(reader)) + _config_file(plan)
 
 
-def _comment(annotations: Annotations, *more: str) -> str:
+def _config_file(plan: ServerPlan) -> str:
+    return server.config_text(plan, SERVED_PORT)
+
+
+def _comment_line(annotations: Annotations, *more: str) -> str:
     """One comment line. Line breaks are escaped: the text after one would not be a comment."""
     text = "; ".join([*(f"{name} {value}" for name, value in annotations.items()), *more])
-    return f"# {''.join(map(_visible, text))}\n"
+    printable = (sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return f"# {''.join(printable)}\n"
 
 
-def _visible(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
-
-
-def _docker(plan: ServerPlan, name: str, _annotations: Annotations) -> str:
+def _format_docker(plan: ServerPlan, name: str, _annotations: Annotations) -> str:
     lines: list[list[str]] = [[]]
     for part in _docker_run(plan, name):
-        if part.startswith("--") or part == _image(plan, "docker").pinned:
+        if part.startswith("--") or part == _engine_image(plan, "docker").pinned:
             lines.append([])
         lines[-1].append(f'"{part}"' if part == HUB_VOLUME else shlex.quote(part))
     return " \\\n  ".join(map(" ".join, lines)) + "\n"
 
 
 def _docker_run(plan: ServerPlan, name: str) -> list[str]:
-    planned = _container(plan, name, "docker")
+    planned = _qualified_container(plan, name, "docker")
     if plan.kind != VLLM:
         problem = f"{plan.engine_kind.title} does not take all its options on a command line"
         raise CallerError(problem, "take compose or kubernetes, which carry the config file", "--format docker")
-    planned = planned.model_copy(update={"arguments": list(_flags(_text(plan)))})
-    command = command_line(planned)
-    here = [
-        *(("--gpus", str(len(plan.gpus))) if plan.gpus else ()),
-        *("--publish", PUBLISHED),
-        *(() if plan.is_local else ("--volume", HUB_VOLUME)),
-    ]
+    command = command_line(planned.model_copy(update={"arguments": list(_config_flags(_config_file(plan)))}))
+    gpus = ["--gpus", str(len(plan.gpus))] if plan.gpus else []
+    cache = [] if plan.is_local else ["--volume", HUB_VOLUME]
     after_run = command.index("--detach")
-    return [*command[:after_run], *here, *command[after_run:]]
+    return [*command[:after_run], *gpus, "--publish", PUBLISHED, *cache, *command[after_run:]]
 
 
-def _container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
+def _qualified_container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
     """The qualified container without the parts of that machine: its GPUs, port, hub cache and path of the config file."""
-    _image(plan, form)
-    planned = container_of(plan, Path(CONFIG_FILE), SERVED_PORT, {})
+    _engine_image(plan, form)
+    planned = server.container_of(plan, Path(CONFIG_FILE), SERVED_PORT, {})
     # A deployment fetches what it serves itself, at the commits that were qualified.
-    environment = {
-        name: value for name, value in planned.environment.items() if name in plan.environment or name not in OFFLINE
-    }
-    own: dict[str, Any] = {
-        "name": name,
-        "environment": environment,
-        "passed": [variable for variable in PASSED if variable not in environment],
-        "binds": _weights(plan),
-        "labels": {},
-        "gpus": [],
-        "port": None,
-    }
-    return planned.model_copy(update=own)
+    left_out = OFFLINE.keys() - plan.environment.keys()
+    environment = {variable: value for variable, value in planned.environment.items() if variable not in left_out}
+    passed = [variable for variable in PASSED if variable not in environment]
+    own: dict[str, Any] = {"name": name, "environment": environment, "passed": passed, "binds": _weight_binds(plan)}
+    return planned.model_copy(update=own | {"labels": {}, "gpus": [], "port": None})
 
 
-def _image(plan: ServerPlan, form: Format) -> EngineImage:
+def _engine_image(plan: ServerPlan, form: Format) -> EngineImage:
     """The engine's image. Raises CallerError if the engine is not an image with a digest."""
     place = f"--format {form}"
     if not isinstance(plan.engine, EngineImage):
@@ -172,11 +143,11 @@ def _image(plan: ServerPlan, form: Format) -> EngineImage:
     return plan.engine
 
 
-def _weights(plan: ServerPlan) -> list[Bind]:
-    return [bind for bind in model_binds(plan) if bind.target in (MODEL_INSIDE, DRAFT_INSIDE)]
+def _weight_binds(plan: ServerPlan) -> list[Bind]:
+    return [bind for bind in server.model_binds(plan) if bind.target in (server.MODEL_INSIDE, server.DRAFT_INSIDE)]
 
 
-def _flags(config: str) -> Iterator[str]:
+def _config_flags(config: str) -> Iterator[str]:
     """The command-line options that vLLM makes from a config file. `config_text` writes no mapping and no `false`."""
     for option, value in yaml.safe_load(config).items():
         if value == []:
@@ -186,13 +157,13 @@ def _flags(config: str) -> Iterator[str]:
             yield from map(str, value if isinstance(value, list) else [value])
 
 
-def _compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
-    planned = _container(plan, name, "compose")
+def _format_compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    planned = _qualified_container(plan, name, "compose")
     service: dict[str, Any] = {
         "image": planned.image,
         "platform": planned.platform,
-        "command": _doubled(planned.arguments),
-        "environment": _doubled(planned.environment) | dict.fromkeys(planned.passed),
+        "command": _double_dollars(planned.arguments),
+        "environment": _double_dollars(planned.environment) | dict.fromkeys(planned.passed),
         "configs": [{"source": "server", "target": CONFIG_INSIDE}],
         "volumes": _compose_volumes(plan),
         "ports": [PUBLISHED],
@@ -211,39 +182,34 @@ def _compose(plan: ServerPlan, name: str, annotations: Annotations) -> str:
     if plan.gpus:
         devices = [{"count": len(plan.gpus), "capabilities": ["gpu"]}]
         service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
-    file = {"services": {name: service}, "configs": {"server": {"content": _doubled(_text(plan))}}}
-    return _comment(annotations) + _yaml(file)
+    file = {"services": {name: service}, "configs": {"server": {"content": _double_dollars(_config_file(plan))}}}
+    return _comment_line(annotations) + _dump_yaml(file)
 
 
 def _compose_volumes(plan: ServerPlan) -> list[dict[str, Any]]:
     """The volumes. Missing weights are an error; a missing cache folder is created."""
-    weights = [
-        {
-            "type": "bind",
-            "source": _doubled(str(bind.source)),
-            "target": bind.target,
-            "read_only": True,
-            "bind": {"create_host_path": False},
-        }
-        for bind in _weights(plan)
-    ]
-    cache = {"type": "bind", "source": HUB_CACHE, "target": HUB_INSIDE, "bind": {"create_host_path": True}}
-    return weights if plan.is_local else [cache, *weights]
+    volumes: list[dict[str, Any]] = []
+    if not plan.is_local:
+        volumes.append({"type": "bind", "source": HUB_CACHE, "target": HUB_INSIDE, "bind": {"create_host_path": True}})
+    for bind in _weight_binds(plan):
+        named = {"type": "bind", "source": _double_dollars(str(bind.source)), "target": bind.target}
+        volumes.append(named | {"read_only": True, "bind": {"create_host_path": False}})
+    return volumes
 
 
-def _doubled(value: Any) -> Any:
+def _double_dollars(value: Any) -> Any:
     """A text, or a list or mapping of texts, with every `$` doubled: a single one would start a variable in both formats."""
     if isinstance(value, dict):
-        return {key: _doubled(inner) for key, inner in value.items()}
-    return list(map(_doubled, value)) if isinstance(value, list) else value.replace("$", "$$")
+        return {key: _double_dollars(inner) for key, inner in value.items()}
+    return list(map(_double_dollars, value)) if isinstance(value, list) else value.replace("$", "$$")
 
 
-def _kubernetes(plan: ServerPlan, name: str, annotations: Annotations) -> str:
-    planned = _container(plan, name, "kubernetes")
+def _format_kubernetes(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    planned = _qualified_container(plan, name, "kubernetes")
     labels = {"app.kubernetes.io/name": name}
     described = {"labels": labels, "annotations": {f"vllm-qualify/{key}": value for key, value in annotations.items()}}
     about = {"name": name, **described}
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {CONFIG_FILE: _text(plan)}}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {CONFIG_FILE: _config_file(plan)}}
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -252,17 +218,23 @@ def _kubernetes(plan: ServerPlan, name: str, annotations: Annotations) -> str:
             "replicas": 1,
             "progressDeadlineSeconds": PULL_WITHIN_S + math.ceil(plan.startup_timeout_s),
             "selector": {"matchLabels": labels},
-            "template": {"metadata": described, "spec": _pod(plan, planned)},
+            "template": {"metadata": described, "spec": _pod_spec(plan, planned)},
         },
     }
     port = {"name": "http", "port": SERVED_PORT, "targetPort": "http"}
     service = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"selector": labels, "ports": [port]}}
-    return _yaml(config, deployment, service)
+    return _dump_yaml(config, deployment, service)
 
 
-def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
+def _pod_spec(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
     os, architecture = planned.platform.split("/")[:2]
-    mounts = list(_mounts(plan, str(planned.name)))
+    mounts = list(_pod_mounts(plan, str(planned.name)))
+    token = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
+    variables = [{"name": name, "value": _double_dollars(value)} for name, value in planned.environment.items()]
+    limits: dict[str, JsonValue] = {"nvidia.com/gpu": len(plan.gpus)} if plan.gpus else {}
+    if planned.memory_limit_mib:
+        limits["memory"] = f"{planned.memory_limit_mib}Mi"
+    probe = {"httpGet": {"path": HEALTH, "port": "http"}, "periodSeconds": PROBE_EVERY_S}
     return {
         # For a service named vllm, these links would set VLLM_PORT to an address.
         "enableServiceLinks": False,
@@ -271,16 +243,13 @@ def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
             {
                 "name": planned.name,
                 "image": planned.image,
-                "args": _doubled(planned.arguments),
-                "env": _variables(planned),
+                "args": _double_dollars(planned.arguments),
+                "env": [*variables, {"name": "HF_TOKEN", "valueFrom": token}],
                 "ports": [{"name": "http", "containerPort": SERVED_PORT}],
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"], "add": CAPABILITIES},
-                },
-                "resources": {"limits": _limits(plan, planned)},
-                "startupProbe": _probe() | {"failureThreshold": math.ceil(plan.startup_timeout_s / PROBE_EVERY_S)},
-                "readinessProbe": _probe(),
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"], "add": CAPABILITIES}},
+                "resources": {"limits": limits},
+                "startupProbe": probe | {"failureThreshold": math.ceil(plan.startup_timeout_s / PROBE_EVERY_S)},
+                "readinessProbe": probe,
                 "volumeMounts": [mount for mount, _ in mounts],
             }
         ],
@@ -288,7 +257,7 @@ def _pod(plan: ServerPlan, planned: ContainerPlan) -> dict[str, Any]:
     }
 
 
-def _mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _pod_mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Each mount of the container with its volume in the pod."""
 
     def mounted(name: str, path: str, source: dict[str, Any], **more: object) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -299,35 +268,20 @@ def _mounts(plan: ServerPlan, config_map: str) -> Iterator[tuple[dict[str, Any],
     yield mounted("shm", "/dev/shm", {"emptyDir": shared})  # noqa: S108  (every container's own)
     if not plan.is_local:
         yield mounted("hub-cache", HF_HOME_INSIDE, {"emptyDir": {}})
-    for bind in _weights(plan):
+    for bind in _weight_binds(plan):
         on_node = {"hostPath": {"path": str(bind.source), "type": "Directory"}}
         yield mounted(PurePosixPath(bind.target).name, bind.target, on_node, readOnly=True)
 
 
-def _variables(planned: ContainerPlan) -> list[dict[str, Any]]:
-    token = {"secretKeyRef": {"name": "hf-token", "key": "token", "optional": True}}
-    given = [{"name": name, "value": _doubled(value)} for name, value in planned.environment.items()]
-    return [*given, {"name": "HF_TOKEN", "valueFrom": token}]
-
-
-def _limits(plan: ServerPlan, planned: ContainerPlan) -> dict[str, JsonValue]:
-    gpus: dict[str, JsonValue] = {"nvidia.com/gpu": len(plan.gpus)} if plan.gpus else {}
-    return gpus | ({"memory": f"{planned.memory_limit_mib}Mi"} if planned.memory_limit_mib else {})
-
-
-def _probe() -> dict[str, Any]:
-    return {"httpGet": {"path": HEALTH, "port": "http"}, "periodSeconds": PROBE_EVERY_S}
-
-
-def _json(plan: ServerPlan, name: str, annotations: Annotations) -> str:
-    has_line = isinstance(plan.engine, EngineImage) and plan.kind == VLLM
+def _format_json(plan: ServerPlan, name: str, annotations: Annotations) -> str:
+    image = plan.engine.pinned if isinstance(plan.engine, EngineImage) else None
     content = {
         "name": name,
         "annotations": dict(annotations),
-        "image": plan.engine.pinned if isinstance(plan.engine, EngineImage) else None,
+        "image": image,
         "plan": plan.model_dump(mode="json"),
-        "config": _text(plan),
-        "docker": _docker_run(plan, name) if has_line else None,
+        "config": _config_file(plan),
+        "docker": _docker_run(plan, name) if image and plan.kind == VLLM else None,
     }
     return json.dumps(content, indent=2) + "\n"
 
@@ -347,14 +301,14 @@ def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text_node)
 
 
-def _yaml(*documents: dict[str, Any]) -> str:
+def _dump_yaml(*documents: dict[str, Any]) -> str:
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=math.inf)
 
 
 _FORMS: dict[Format, Callable[[ServerPlan, str, Annotations], str]] = {
-    "config": _config,
-    "docker": _docker,
-    "compose": _compose,
-    "kubernetes": _kubernetes,
-    "json": _json,
+    "config": _format_config,
+    "docker": _format_docker,
+    "compose": _format_compose,
+    "kubernetes": _format_kubernetes,
+    "json": _format_json,
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError
@@ -27,14 +28,10 @@ def _is_one_line(text: str) -> str:
     return text
 
 
-def _utc(at: datetime) -> datetime:
-    return at.astimezone(UTC)
-
-
 Format = Literal["config", "docker", "compose", "kubernetes", "json"]
 Line = Annotated[str, Field(strict=True, min_length=1, max_length=500), AfterValidator(_is_one_line)]
 """Text that a person wrote and that others see, also on a terminal."""
-Moment = Annotated[AwareDatetime, AfterValidator(_utc)]
+Moment = Annotated[AwareDatetime, AfterValidator(lambda at: at.astimezone(UTC))]
 
 
 def one_line(text: str) -> str:
@@ -53,7 +50,7 @@ def in_plain_words() -> Iterator[None]:
 
 def checked_cell(text: str) -> str:
     """A cell's id that a user gave. Raises CallerError if it cannot be one."""
-    if not is_cell(text):
+    if not _CELL.fullmatch(text):
         raise CallerError("this is not a cell", "write it as RECIPE/VARIANT/GPU_TYPE/PROFILE", "CELL")
     return text
 
@@ -64,20 +61,14 @@ def approval_at(key: str) -> tuple[str, str] | None:
     return (match["cell"], match["run_id"]) if match else None
 
 
-def decision_key(cell: str, run_id: str) -> str:
-    return f"approvals/{cell}/{run_id}/decision.json"
+def _key_of_run(name: str, cell: str, run_id: str) -> str:
+    return f"approvals/{cell}/{run_id}/{name}.json"
 
 
-def approval_key(cell: str, run_id: str) -> str:
-    return f"approvals/{cell}/{run_id}/approval.json"
-
-
-def entry_key(cell: str, run_id: str) -> str:
-    return f"approvals/{cell}/{run_id}/entry.json"
-
-
-def revocation_key(cell: str, run_id: str) -> str:
-    return f"approvals/{cell}/{run_id}/revocation.json"
+approval_key = partial(_key_of_run, "approval")
+decision_key = partial(_key_of_run, "decision")
+entry_key = partial(_key_of_run, "entry")
+revocation_key = partial(_key_of_run, "revocation")
 
 
 def pointer_key(cell: str) -> str:
@@ -96,19 +87,10 @@ def cell_page_key(cell: str) -> str:
     return f"cells/{cell}/index.html"
 
 
-def waiting_key(place: int) -> str:
-    """Below the cells' folder, where whoever writes the index may write; no recipe has such a name."""
-    return f"cells/_waiting/{place}.json"
-
-
-def is_cell(text: str) -> bool:
-    return _CELL.fullmatch(text) is not None
-
-
 def cell_of_index(key: str) -> str | None:
     """The cell of a cell's index; None if it is not such a key."""
     cell = key.removeprefix("cells/").removesuffix("/index.json")
-    return cell if key == cell_index_key(cell) and is_cell(cell) else None
+    return cell if key == cell_index_key(cell) and _CELL.fullmatch(cell) else None
 
 
 def sha256(body: bytes) -> str:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from itertools import chain
 
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +12,7 @@ from rich.text import Text
 from vllm_qualify.approval.layout import pointer_key
 from vllm_qualify.approval.pointer import ApprovalState, Entry, Pointer, read_pointer, state_of
 from vllm_qualify.errors import StoreBusyError
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 from vllm_qualify.publish.store import PLACE, Store
 from vllm_qualify.recipe.values import Frozen
 
@@ -29,28 +30,24 @@ class CellState(Frozen):
 
 def matrix(store: Store, today: date) -> list[CellState]:
     """All cells with a pointer, sorted. Raises TamperedError, StoreError; StoreBusyError after LIMIT_S."""
-    cells = _listed(store)
+    cells = _list_cells(store)
     # One limit for a share of them: a limit for each would cost a thread each, as long as some reads.
     shares = [sorted(cells)[number::AT_ONCE] for number in range(AT_ONCE)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        pointers = [pointer for share in pool.map(lambda share: _pointers(store, share, cells), shares) for pointer in share]
-    states = (_state(pointer, today) for pointer in pointers)
-    return sorted(states, key=lambda state: state.cell)
+        read = chain.from_iterable(pool.map(lambda share: _read_pointers(store, share, cells), shares))
+        pointers = sorted(read, key=lambda pointer: pointer.cell)
+    return [CellState(cell=each.cell, state=state_of(each.last, each, today), last=each.last) for each in pointers]
 
 
-def _state(pointer: Pointer, today: date) -> CellState:
-    return CellState(cell=pointer.cell, state=state_of(pointer.last, pointer, today), last=pointer.last)
-
-
-def _pointers(store: Store, share: Sequence[str], cells: Mapping[str, list[str]]) -> list[Pointer]:
+def _read_pointers(store: Store, share: Sequence[str], cells: Mapping[str, list[str]]) -> list[Pointer]:
     try:
-        pointers = within(LIMIT_S, lambda: [read_pointer(store, cell, cells[cell]) for cell in share])
+        pointers = call_within(LIMIT_S, lambda: [read_pointer(store, cell, cells[cell]) for cell in share])
     except TimeoutError as error:
         raise StoreBusyError(f"{store.url}: its pointers were not read: {error}", "try again later", PLACE) from error
     return [pointer for pointer in pointers if pointer]
 
 
-def _listed(store: Store) -> dict[str, list[str]]:
+def _list_cells(store: Store) -> dict[str, list[str]]:
     """The keys of each cell that has a pointer. One listing has them all, and comes before the pointers are read."""
     cells: dict[str, list[str]] = {}
     for key in store.keys("approvals/"):
@@ -67,7 +64,6 @@ def table(cells: list[CellState]) -> Table:
     for column in ("cell", "state", "until", "by", "run"):
         shown.add_column(column, overflow="fold")
     for cell in cells:
-        columns = (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)
         # A name is plain text, even if it looks like markup.
-        shown.add_row(*map(Text, columns))
+        shown.add_row(*map(Text, (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)))
     return shown

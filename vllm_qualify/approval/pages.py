@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Template
 
+from vllm_qualify.approval.row import Index, Row
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.bundle import TYPES
-from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, swapped
+from vllm_qualify.publish.store import MissingObjectError, Store, checked_key, retry_swap
 from vllm_qualify.report.templates import template
 from vllm_qualify.secrets import plain
 
 # A page has its revision within its first bytes.
+D = TypeVar("D", Row, Index)
 _REVISION = re.compile(rb'<html lang="en" data-revision="([0-9]{1,18})"[ >]')
 BEGIN = 200
 # Characters that could end the data's element, or a line of its text, are written as JSON escapes.
@@ -46,15 +48,12 @@ Draw = Callable[[Page | None], bytes]
 
 
 def write_page(store: Store, key: str, what: str, revision: int, draw: Draw, *, after: int = 0) -> None:
-    """Draw a page, unless the store has one of this revision or of a newer one.
+    """Draw a page, unless the store has one of this revision or of a newer one. Raises StoreError if another object is there.
 
     `draw` is given the page that is there, and draws the newest index that the store has by now. So whoever loses to two
     others finds a page that is new enough: the second of them read the index when this writer's change was in it.
 
     `after` is the revision that others are about to draw. It is waited for, a third of a second at most: they may have died.
-
-    Raises:
-        StoreError: another object is in its place. StoreBusyError: it changes all the time.
     """
 
     pauses = iter(_PAUSES_S)
@@ -69,7 +68,7 @@ def write_page(store: Store, key: str, what: str, revision: int, draw: Draw, *, 
         elif there.revision < revision:
             store.swap(key, draw(there), TYPES[".html"], there.tag)
 
-    swapped(attempt, what, "try again later", store.locate(key))
+    retry_swap(attempt, what, "try again later", store.locate(key))
 
 
 def read_page(store: Store, key: str, what: str) -> Page | None:
@@ -85,24 +84,34 @@ def read_page(store: Store, key: str, what: str) -> Page | None:
     return Page(int(match[1]), stored.tag, stored.body)
 
 
+def page_revision(store: Store, key: str, what: str) -> int:
+    """The revision of the index that a page shows; 0 without a page. Raises as `read_page`."""
+    page = read_page(store, key, what)
+    return page.revision if page else 0
+
+
+def newest_index(store: Store, key: str, own: D, parse: Callable[[bytes], D]) -> D:
+    """The index in the store if it is newer than `own`. What is no index is passed over: its next writer reports it."""
+    try:
+        there = parse(store.get(key))
+    except (MissingObjectError, ValueError):
+        return own
+    return there if there.revision > own.revision else own
+
+
 @cache
 def page_template(name: str, *scripts: str) -> Template:
     """The template of a page, with the style of both and its own script, which is made of these files."""
-    script = "".join(map(_file, ("words.js", *scripts)))
-    return template(
-        __package__,
-        name,
-        style=_file("board.css"),
-        script=f'"use strict";\n(() => {{\n{script}}})();\n',
-        source=_source,
-    )
+    script = "".join(map(_read_file, ("words.js", *scripts)))
+    wrapped = f'"use strict";\n(() => {{\n{script}}})();\n'
+    return template(__package__, name, style=_read_file("board.css"), script=wrapped, source=_policy_source)
 
 
-def _file(name: str) -> str:
+def _read_file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _source(text: str) -> str:
+def _policy_source(text: str) -> str:
     """How a Content-Security-Policy names an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
@@ -130,6 +139,6 @@ def data_of(**parts: object) -> str:
     return json.dumps(parts, separators=(",", ":")).translate(_ESCAPED)
 
 
-def rounded(number: float | None) -> float | None:
+def round_shown(number: float | None) -> float | None:
     """Rounded to the digits that the pages show; the report has all digits."""
     return None if number is None else float(f"{number:.{_DIGITS}g}")

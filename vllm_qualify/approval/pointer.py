@@ -2,7 +2,7 @@
 
 A pointer is changed, so an old version of it can be written back. Two objects that are written once tell that. Each run that
 came into force has `entry.json`, so a pointer without that run was turned back. Each revoked run has `revocation.json`, and is
-revoked whatever the pointer says. Stores of earlier versions have neither.
+revoked whatever the pointer says.
 """
 
 from collections.abc import Collection
@@ -12,30 +12,13 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from vllm_qualify.approval import layout
 from vllm_qualify.approval.errors import DecidedError, OvertakenError, RevokedError, TamperedError
-from vllm_qualify.approval.layout import (
-    JSON,
-    Line,
-    Moment,
-    approval_key,
-    approvals_folder,
-    canonical,
-    checked_cell,
-    day,
-    entry_key,
-    in_plain_words,
-    one_line,
-    parse_object,
-    pointer_key,
-    readable,
-    reason_of,
-    revocation_key,
-    sha256,
-)
+from vllm_qualify.approval.layout import JSON, Line, Moment, approvals_folder, pointer_key, readable, revocation_key
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.order import Ordered, is_newer, order
-from vllm_qualify.publish.store import MissingObjectError, Store, swapped
+from vllm_qualify.publish.store import MissingObjectError, Store, retry_swap
 from vllm_qualify.recipe.values import Count, Frozen
 
 ApprovalState = Literal["approved", "expired", "superseded", "revoked"]
@@ -49,20 +32,20 @@ class Revocation(Frozen):
 
     @property
     def done(self) -> str:
-        return f"revoked by {self.by} on {day(self.at)}: {self.reason}"
+        return f"revoked by {self.by} on {layout.day(self.at)}: {self.reason}"
 
 
 def revocation(by: str, reason: str, now: datetime) -> Revocation:
     """The revocation by a person. Raises CallerError if the name or the reason is missing or cannot be shown."""
-    with in_plain_words():
-        return Revocation(by=one_line(by), at=now, reason=one_line(reason))
+    with layout.in_plain_words():
+        return Revocation(by=layout.one_line(by), at=now, reason=layout.one_line(reason))
 
 
 class Entry(Frozen):
     """One approval. `sequence` is that of its run's manifest. `expires` is the first UTC day on which it no longer holds."""
 
     run_id: str
-    sequence: Count | None = None
+    sequence: Count
     approval: StoredObject
     by: Line
     at: Moment
@@ -71,7 +54,7 @@ class Entry(Frozen):
 
     @property
     def done(self) -> str:
-        return f"approved by {self.by} on {day(self.at)}"
+        return f"approved by {self.by} on {layout.day(self.at)}"
 
 
 class Pointer(Frozen):
@@ -84,7 +67,7 @@ class Pointer(Frozen):
         runs = [order(entry) for entry in self.entries]
         if runs != sorted(runs) or len({entry.run_id for entry in self.entries}) < len(runs):
             raise ValueError("the runs are not in their order")
-        if any(entry.approval.key != approval_key(self.cell, entry.run_id) for entry in self.entries):
+        if any(entry.approval.key != layout.approval_key(self.cell, entry.run_id) for entry in self.entries):
             raise ValueError("an approval is not of this cell")
         return self
 
@@ -115,51 +98,49 @@ class RevocationObject(Revocation):
 def read_pointer(store: Store, cell: str, listed: Collection[str] | None = None) -> Pointer | None:
     """The cell's pointer, with every revocation; None before its first approval.
 
-    `listed` are the keys of the cell's approvals, if they were listed already.
-
-    Raises:
-        CallerError: `cell` is not a cell's id.
-        TamperedError: the pointer or a revocation is not as it was written, or an old pointer was written back.
+    `listed` are the keys of the cell's approvals, if they were listed already. Raises CallerError if `cell` is not a cell's id,
+    and TamperedError if the pointer or a revocation is not as it was written, or an old pointer was written back.
     """
-    current = _current(store, checked_cell(cell), listed)
+    current = _read_current(store, layout.checked_cell(cell), listed)
     return current.pointer if current else None
 
 
 def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
     """Raises TamperedError if it is not as it was written, StoreError if it is of another version."""
     try:
-        document = parse_object(body)
+        document = layout.parse_object(body)
         stated = document.pop("sha256", None)
+        text = layout.canonical(document)
+        if stated != layout.sha256(text) or readable(document | {"sha256": stated}) != body:
+            raise ValueError("it is not what its hash says")
     except ValueError as error:
-        raise _tampered(place) from error
-    text = canonical(document)
-    if stated != sha256(text) or readable(document | {"sha256": stated}) != body:
-        raise _tampered(place)
+        remedy = "restore it from an earlier version of the object"
+        raise TamperedError("the pointer is not as it was written", remedy, place) from error
     try:
         pointer = Pointer.model_validate_json(text)
     except ValidationError as error:
-        raise StoreError(f"not a pointer: {reason_of(error)}", "read it with the version that wrote it", place) from error
+        problem = f"not a pointer: {layout.reason_of(error)}"
+        raise StoreError(problem, "read it with the version that wrote it", place) from error
     if pointer.cell != cell:
         raise TamperedError("this is the pointer of another cell", "restore it from an earlier version", place)
     return pointer
 
 
 def pointer_bytes(pointer: Pointer) -> bytes:
-    return _with_sha256(pointer.model_dump(mode="json"))
+    document = pointer.model_dump(mode="json")
+    return readable(document | {"sha256": layout.sha256(layout.canonical(document))})
 
 
 def advance(store: Store, cell: str, entry: Entry) -> Pointer:
     """Append the approval to the cell's pointer, unless the pointer has it already. Then write that it came into force.
 
-    Raises:
-        OvertakenError: a newer report is approved, or another approval moved the pointer meanwhile.
-        RevokedError: this approval was revoked.
-        TamperedError: the pointer is not as it was written, or an old one was written back.
+    Raises OvertakenError if a newer report is approved or another approval moved the pointer meanwhile, RevokedError if this
+    approval was revoked, and TamperedError if the pointer is not as it was written or an old one was written back.
     """
     key, seen = pointer_key(cell), list[list[str]]()
 
     def attempt() -> Pointer:
-        current = _current(store, cell)
+        current = _read_current(store, cell)
         before = current.pointer.entries if current else []
         if _is_in(before, entry):
             return Pointer(cell=cell, entries=before)
@@ -172,9 +153,9 @@ def advance(store: Store, cell: str, entry: Entry) -> Pointer:
         store.swap(key, pointer_bytes(moved), JSON, current.tag if current else None)
         return moved
 
-    moved = swapped(attempt, "the pointer", "approve it again", store.locate(key))
+    moved = retry_swap(attempt, "the pointer", "approve it again", store.locate(key))
     # Not before the pointer: an approval that loses a race never comes into force.
-    _put_once(store, entry_key(cell, entry.run_id), entry.model_dump(mode="json"))
+    _put_once(store, layout.entry_key(cell, entry.run_id), entry)
     return moved
 
 
@@ -189,20 +170,22 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
     """Revoke an approval; if `run_id` is None, the last one. Return the pointer and the revoked entry.
 
     The revocation holds from its own object on. If the pointer could not be written after it, a second call does that. If the
-    same person revokes it again for the same reason, nothing else changes.
-
-    Raises:
-        CallerError: there is no such approval.
-        DecidedError: it was revoked already, by another person or for another reason.
-        StoreBusyError: the pointer changes all the time.
+    same person revokes it again for the same reason, nothing else changes. Raises CallerError if there is no such approval,
+    DecidedError if another person or for another reason revoked it, and StoreBusyError if the pointer changes all the time.
     """
-    entry = _approval(_current(store, checked_cell(cell)), cell, run_id)
-    first = _put_revocation(store, cell, entry.run_id, entry.revoked or by)
+    current = _read_current(store, layout.checked_cell(cell))
+    entry = current and (current.pointer.last if run_id is None else current.pointer.entry(run_id))
+    if not entry:
+        which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
+        raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
+    revoked = entry.revoked or by
+    named = RevocationObject(cell=cell, run_id=entry.run_id, by=revoked.by, at=revoked.at, reason=revoked.reason)
+    _put_once(store, revocation_key(cell, entry.run_id), named)
+    first = _read_revocation(store, cell, entry.run_id)
     pointer = _write_revocations(store, cell, entry.run_id)
-    revoked = entry.model_copy(update={"revoked": first})
     if (first.by, first.reason) != (by.by, by.reason):
         raise DecidedError(f"run {entry.run_id} was already {first.done}", "nothing is left to be done", "CELL")
-    return pointer, revoked
+    return pointer, entry.model_copy(update={"revoked": first})
 
 
 def revocations(store: Store, cell: str) -> list[str]:
@@ -218,7 +201,7 @@ class _Current(NamedTuple):
     tag: str
 
 
-def _current(store: Store, cell: str, listed: Collection[str] | None = None) -> _Current | None:
+def _read_current(store: Store, cell: str, listed: Collection[str] | None = None) -> _Current | None:
     key = pointer_key(cell)
     # Listed before the pointer is read: what is listed was in the pointer by then.
     listed = set(store.keys(approvals_folder(cell))) if listed is None else listed
@@ -229,7 +212,12 @@ def _current(store: Store, cell: str, listed: Collection[str] | None = None) -> 
         return None
     written = parse_pointer(stored.body, cell, store.locate(key))
     _check_not_turned_back(listed, cell, written.entries, store.locate(key))
-    entries = [_with_revocation(store, cell, entry, listed) for entry in written.entries]
+    entries = [
+        entry.model_copy(update={"revoked": _read_revocation(store, cell, entry.run_id)})
+        if revocation_key(cell, entry.run_id) in listed and not entry.revoked
+        else entry
+        for entry in written.entries
+    ]
     return _Current(Pointer(cell=cell, entries=entries), written, stored.tag)
 
 
@@ -240,37 +228,22 @@ def _check_not_turned_back(listed: Collection[str], cell: str, entries: list[Ent
         raise TamperedError(f"it lacks run {max(gone)}, which was in force", _RESTORE, place)
 
 
-def _with_revocation(store: Store, cell: str, entry: Entry, listed: Collection[str]) -> Entry:
-    if entry.revoked or revocation_key(cell, entry.run_id) not in listed:
-        return entry
-    return entry.model_copy(update={"revoked": _read_revocation(store, cell, entry.run_id)})
-
-
 def _read_revocation(store: Store, cell: str, run_id: str) -> Revocation:
     key = revocation_key(cell, run_id)
+    body = store.get(key)
     try:
-        stored = RevocationObject.model_validate_json(store.get(key))
-    except ValidationError as error:
-        raise _no_revocation(store.locate(key)) from error
-    if (stored.cell, stored.run_id) != (cell, run_id):
-        raise _no_revocation(store.locate(key))
+        stored = RevocationObject.model_validate_json(body)
+        if (stored.cell, stored.run_id) != (cell, run_id):
+            raise ValueError("it is of another run")
+    except ValueError as error:
+        remedy = "do not deploy it; find out who wrote it"
+        raise TamperedError("this is not the revocation of this run", remedy, store.locate(key)) from error
     return Revocation(by=stored.by, at=stored.at, reason=stored.reason)
 
 
-def _no_revocation(place: str) -> TamperedError:
-    return TamperedError("this is not the revocation of this run", "do not deploy it; find out who wrote it", place)
-
-
-def _put_revocation(store: Store, cell: str, run_id: str, by: Revocation) -> Revocation:
-    """Write the revocation, unless there is one. Return the first one."""
-    body = RevocationObject(cell=cell, run_id=run_id, by=by.by, at=by.at, reason=by.reason)
-    _put_once(store, revocation_key(cell, run_id), body.model_dump(mode="json"))
-    return _read_revocation(store, cell, run_id)
-
-
-def _put_once(store: Store, key: str, document: dict[str, object]) -> None:
+def _put_once(store: Store, key: str, document: Frozen) -> None:
     with suppress(AlreadyExistsError):
-        store.put_new(key, readable(document), JSON)
+        store.put_new(key, readable(document.model_dump(mode="json")), JSON)
 
 
 def _write_revocations(store: Store, cell: str, run_id: str) -> Pointer:
@@ -278,22 +251,14 @@ def _write_revocations(store: Store, cell: str, run_id: str) -> Pointer:
     key = pointer_key(cell)
 
     def attempt() -> Pointer:
-        current = _current(store, cell, {*store.keys(approvals_folder(cell)), revocation_key(cell, run_id)})
+        current = _read_current(store, cell, {*store.keys(approvals_folder(cell)), revocation_key(cell, run_id)})
         if current is None:
             raise TamperedError("the pointer went meanwhile", _RESTORE, store.locate(key))
         if current.pointer != current.written:
             store.swap(key, pointer_bytes(current.pointer), JSON, current.tag)
         return current.pointer
 
-    return swapped(attempt, "the pointer", "revoke it again", store.locate(key))
-
-
-def _approval(current: _Current | None, cell: str, run_id: str | None) -> Entry:
-    entry = current and (current.pointer.last if run_id is None else current.pointer.entry(run_id))
-    if not entry:
-        which = f"run {run_id} has no approval in force" if run_id else "nothing is approved"
-        raise CallerError(f"{which} in {cell}", "see `vllm-qualify approved list`", "CELL")
-    return entry
+    return retry_swap(attempt, "the pointer", "revoke it again", store.locate(key))
 
 
 def _is_in(entries: list[Entry], entry: Entry) -> bool:
@@ -323,11 +288,3 @@ def _check_not_overtaken(seen: list[str], now: list[Entry], entry: Entry, place:
     if others:
         problem = f"run {entry.run_id} lost: the pointer was moved meanwhile, run {others[-1].run_id} was {others[-1].done}"
         raise OvertakenError(problem, "look at it, and approve again if this report is to take its place", place)
-
-
-def _with_sha256(document: dict[str, object]) -> bytes:
-    return readable(document | {"sha256": sha256(canonical(document))})
-
-
-def _tampered(place: str) -> TamperedError:
-    return TamperedError("the pointer is not as it was written", "restore it from an earlier version of the object", place)

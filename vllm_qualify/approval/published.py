@@ -32,23 +32,19 @@ class PublishedRun:
         return self.manifest.run_id
 
     @property
-    def sequence(self) -> int | None:
+    def sequence(self) -> int:
         return self.manifest.sequence
 
 
 def read_run(store: Store, cell: str, run_id: str) -> PublishedRun:
-    """The run of a cell. Its evidence is not read.
-
-    Raises:
-        StoreError: it was not published completely, or its report does not match its manifest.
-    """
+    """The run of a cell, without its evidence. Raises StoreError if it is not whole, or not what its manifest says."""
     key = manifest_key(cell, run_id)
     manifest_body = store.get(key)
     manifest = parse_manifest(manifest_body, store.locate(key))
     named = report_object(manifest, store.locate(key))
-    run = published(stored_object(key, manifest_body), manifest, store.get(named.key), store.locate(named.key))
+    run = check_published(stored_object(key, manifest_body), manifest, store.get(named.key), store.locate(named.key))
     if (run.cell, run.run_id) != (cell, run_id):
-        raise _untrusted("it is of another run", store.locate(key))
+        raise _untrusted_error("it is of another run", store.locate(key))
     return run
 
 
@@ -56,47 +52,41 @@ def parse_manifest(body: bytes, place: str) -> Manifest:
     try:
         return Manifest.model_validate_json(body)
     except ValidationError as error:
-        raise _untrusted(f"not a manifest: {reason_of(error)}", place) from error
+        raise _untrusted_error(f"not a manifest: {reason_of(error)}", place) from error
 
 
 def report_object(manifest: Manifest, place: str) -> StoredObject:
     key = manifest_key(manifest.cell, manifest.run_id).replace("manifest.json", "report.json")
     named = [entry for entry in manifest.objects if entry.key == key]
     if len(named) != 1:
-        raise _untrusted("the manifest does not name the run's report", place)
+        raise _untrusted_error("the manifest does not name the run's report", place)
     return named[0]
 
 
-def published(manifest_object: StoredObject, manifest: Manifest, report_body: bytes, place: str) -> PublishedRun:
+def check_published(manifest_object: StoredObject, manifest: Manifest, report_body: bytes, place: str) -> PublishedRun:
     """Raises StoreError if the report does not match the manifest, or has evidence that the manifest does not name."""
     named = report_object(manifest, place)
     if stored_object(named.key, report_body) != named:
-        raise _untrusted("the report is not what its manifest says", place)
+        raise _untrusted_error("the report is not what its manifest says", place)
     report = read_report(report_body, place)
     reported = (report.plan.cell.id, report.run_id, report.plan.run_id, report.outcome)
     if reported != (manifest.cell, manifest.run_id, manifest.run_id, manifest.outcome):
-        raise _untrusted("the report is of another run than its manifest", place)
+        raise _untrusted_error("the report is of another run than its manifest", place)
     if (manifest.establishes and not report.is_baseline) or manifest.new_anchor != report.is_new_anchor:
-        raise _untrusted("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
+        raise _untrusted_error("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
     try:
         document = parse_object(report_body)
     except ValueError as error:
-        raise _untrusted(f"the report cannot be trusted: {error}", place) from error
+        raise _untrusted_error(f"the report cannot be trusted: {error}", place) from error
     known = {(entry.key, entry.sha256) for entry in manifest.objects}
     if not known.issuperset((evidence_key(file), file.sha256) for file in report.files):
-        raise _untrusted("the report has evidence that its manifest does not name", place)
-    return PublishedRun(
-        manifest_object=manifest_object,
-        manifest=manifest,
-        report_object=named,
-        report=report,
-        document=document,
-    )
+        raise _untrusted_error("the report has evidence that its manifest does not name", place)
+    return PublishedRun(manifest_object, manifest, named, report, document)
 
 
 def stored_object(key: str, body: bytes) -> StoredObject:
     return StoredObject(key=key, sha256=sha256(body), size=len(body))
 
 
-def _untrusted(problem: str, place: str) -> StoreError:
+def _untrusted_error(problem: str, place: str) -> StoreError:
     return StoreError(problem, "do not trust this run", place)

@@ -14,7 +14,7 @@ from vllm_qualify.approval.decision import StoredDecision, check_passed
 from vllm_qualify.approval.layout import Moment, canonical, decision_key, reason_of
 from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.parts import MODEL, Part
+from vllm_qualify.engine.server import MODEL, Part
 from vllm_qualify.errors import StoreError
 from vllm_qualify.judge.verdict import GateVerdict
 from vllm_qualify.publish.bundle import StoredObject, evidence_key
@@ -88,9 +88,7 @@ def read_statement(payload: bytes, place: str) -> Statement:
 def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
     """The statement about an approved run, in the bytes to sign.
 
-    Raises:
-        CallerError: the run had not passed on the day of the decision.
-        ValueError: the decision is a rejection.
+    Raises CallerError if the run had not passed on the day of the decision, ValueError if the decision is a rejection.
     """
     decision, report = stored.decision, run.report
     if decision.verdict != "approve" or decision.expires is None:
@@ -105,11 +103,11 @@ def statement(run: PublishedRun, stored: StoredDecision) -> bytes:
             "predicateType": PREDICATE_TYPE,
             "predicate": {
                 "result": "WARNED" if warned else "PASSED",
-                "configuration": _configuration(run),
+                "configuration": _stated_configuration(run),
                 "passedTests": [result.gate.label for result in gates if result.verdict == "pass"],
                 "warnedTests": warned,
                 "failedTests": [],
-                "qualification": _qualification(run, stored) | {"expires": decision.expires.isoformat()},
+                "qualification": _stated_qualification(run, stored) | {"expires": decision.expires.isoformat()},
             },
         }
     )
@@ -124,12 +122,14 @@ def _engine_subject(run: PublishedRun) -> Document:
 
 
 def _model_subjects(run: PublishedRun) -> list[Document]:
-    """The model's commit on the hub, or its local folder, with each file of it; and all else that shapes the replies."""
+    """The model's commit on the hub, or its local folder, with each file of it; and all else that shapes the replies.
+
+    A model of the hub is one of the parts: `plan.contradiction` refuses a report without it.
+    """
     release, server = run.report.plan.cell.release, run.report.plan.server
     parts = [subject for part in server.parts for subject in _part_subjects(part)]
     if not server.is_local:
-        # Plans of older versions have no parts.
-        return parts if server.part(MODEL) else [{"name": release.model, "digest": {"gitCommit": release.revision}}, *parts]
+        return parts
     digest = {"sha256": release.revision.removeprefix("sha256:")}
     folder = {"name": release.model, "digest": digest, "annotations": {"digest": FOLDER}}
     return [
@@ -150,16 +150,16 @@ def _part_subjects(part: Part) -> list[Document]:
     ]
 
 
-def _configuration(run: PublishedRun) -> list[Document]:
+def _stated_configuration(run: PublishedRun) -> list[Document]:
     """The report, which contains the whole plan, and the server's config file as it was written."""
     files = [file for file in run.report.files if file.path == CONFIG]
     digests = {run.report_object.key: run.report_object.sha256} | {evidence_key(file): file.sha256 for file in files}
     return [{"name": key, "digest": {"sha256": sha256}} for key, sha256 in digests.items()]
 
 
-def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
+def _stated_qualification(run: PublishedRun, stored: StoredDecision) -> Document:
     decision, report, document = stored.decision, run.report, run.document
-    plan = document["plan"]
+    plan, anchor = document["plan"], document["plan"].get("anchor")
     gates = list(zip(report.judgement.gates, document["judgement"]["gates"], strict=True))
     decided = stored_object(decision_key(run.cell, run.run_id), stored.body)
     return {
@@ -171,29 +171,26 @@ def _qualification(run: PublishedRun, stored: StoredDecision) -> Document:
         "cell": {"id": run.cell, **plan["cell"]},
         "server": plan["server"],
         "fingerprint": plan["fingerprint"],
-        "gates": [_gate(gate, raw) for gate, raw in gates],
-        **({"anchor": _anchor(plan["anchor"])} if "anchor" in plan else {}),
-        **({"tries": plan["tries"]} if "tries" in plan else {}),
+        "gates": [_stated_gate(gate, raw) for gate, raw in gates],
+        # The model has defaults for both: a report that somebody wrote may lack them.
+        "anchor": {"run_id": anchor["run_id"], "chosen": anchor["chosen"]} if anchor else None,
+        "tries": plan.get("tries", []),
         "not_judged": [gate.label for gate in report.judgement.not_judged],
         "waivers": [raw["waiver"] for gate, raw in gates if gate.counts_as != gate.verdict],
-        "tools": _tools(run),
+        "tools": _stated_tools(run),
         "decision": {
             "by": decision.by,
             "automatic": decision.automatic,
             "reason": decision.reason,
             "at": decision.at.isoformat(),
-            "object": _object(decided),
+            "object": _stated_object(decided),
         },
-        "manifest": _object(run.manifest_object),
-        "report": _object(run.report_object),
+        "manifest": _stated_object(run.manifest_object),
+        "report": _stated_object(run.report_object),
     }
 
 
-def _anchor(plan: Document | None) -> Document | None:
-    return {"run_id": plan["run_id"], "chosen": plan["chosen"]} if plan else None
-
-
-def _gate(result: GateVerdict, raw: Document) -> Document:
+def _stated_gate(result: GateVerdict, raw: Document) -> Document:
     interval = result.interval
     return {
         "name": result.gate.label,
@@ -208,7 +205,7 @@ def _gate(result: GateVerdict, raw: Document) -> Document:
     }
 
 
-def _tools(run: PublishedRun) -> dict[str, str]:
+def _stated_tools(run: PublishedRun) -> dict[str, str]:
     """The versions of all tools that measured and judged."""
     report, engine = run.report, run.report.plan.cell.release.engine
     name, _, version = report.made_by.partition(" ")
@@ -216,5 +213,5 @@ def _tools(run: PublishedRun) -> dict[str, str]:
     return tools | {tool: version for stage in report.stages for tool, version in stage.tools.items()}
 
 
-def _object(stored: StoredObject) -> Document:
+def _stated_object(stored: StoredObject) -> Document:
     return {"key": stored.key, "sha256": stored.sha256, "size": stored.size}

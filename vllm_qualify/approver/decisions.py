@@ -4,8 +4,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from vllm_qualify.approval.actions import approve, reject, revoke
-from vllm_qualify.approval.automatic import why_by_hand
-from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling, why_by_hand
 from vllm_qualify.approval.index import read_index, read_row
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
@@ -14,10 +13,11 @@ from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.conformity import difference
-from vllm_qualify.publish.store import Store, present
+from vllm_qualify.publish.store import Store, checked_now
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.runs import judging
 from vllm_qualify.runs.anchor import why_not_the_cells
+from vllm_qualify.runs.baseline import departures_of_baseline
 from vllm_qualify.runs.known_starts import between_by_pointers
 from vllm_qualify.runs.tries import not_counted
 
@@ -40,9 +40,7 @@ class Desk:
 
     def lines(self) -> Iterator[tuple[str, BriefReport]]:
         """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
-        for row in read_index(self.store).cells:
-            for report in row.reports:
-                yield row.cell, report
+        return ((row.cell, report) for row in read_index(self.store).cells for report in row.reports)
 
     def waiting(self) -> list[tuple[str, str]]:
         """Cell and run of each report that waits for a decision. Raises StoreError."""
@@ -60,35 +58,29 @@ class Desk:
         """Judge the run again, sign its approval, and say so. Raises as `check_judgement` and `actions.approve`."""
         judging.check_judgement(self.store, run)
         days = run.report.plan.approval.valid_days
-        done = approve(self.store, run, wanted, days, self.key, present(self.store))
+        done = approve(self.store, run, wanted, days, self.key, checked_now(self.store))
         return f"{run.cell}: run {run.run_id} is {done.decision.done}, until {done.decision.expires}"
 
     def decide(self, run: PublishedRun, decision: str, by: str, reason: str) -> str:
         """What a person decided, and what came of it in words.
 
-        Raises:
-            CallerError: it is not a decision, the reason is missing, or the report cannot be approved.
-            DecidedError, OvertakenError, RevokedError: another decision or a revocation came before it.
-            TamperedError, StoreError: the content of the store cannot be trusted or read.
+        Raises CallerError if it is not a decision, the reason is missing, or the report cannot be approved, and an error of the
+        approval if another decision came before it or the content of the store cannot be trusted or read.
         """
         if decision == "approve":
             return self.approve(run, ruling("approve", by, reason))
         if decision == "reject":
-            rejected = reject(self.store, run, ruling("reject", by, reason), present(self.store))
+            rejected = reject(self.store, run, ruling("reject", by, reason), checked_now(self.store))
             return f"{run.cell}: run {run.run_id} is {rejected.decision.done}"
         if decision == "revoke":
-            taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, present(self.store)))
+            taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, checked_now(self.store)))
             return f"{run.cell}: run {taken.entry.run_id} is revoked by {by}"
         raise CallerError(f"'{decision}' is not a decision", "write approve, reject or revoke", "decision")
 
     def why_by_hand(self, run: PublishedRun) -> str:
-        """Why a person must decide about a run; empty if the recipe may approve it.
+        """Why a person must decide about a run; empty if the recipe may approve it. Raises StoreError.
 
-        A plan was made on the machine that was measured. So it counts only as far as the recipe and the store here say the
-        same.
-
-        Raises:
-            StoreError: the store cannot be read.
+        A plan was made on the machine that was measured. So it counts only as far as the recipe and the store here say so too.
         """
         if reason := why_by_hand(run.report):
             return reason
@@ -110,12 +102,12 @@ class Desk:
             yield f"does not count {', '.join(left_out)}, in which its release did not pass"
         if reason := why_not_the_cells(plan, self.store):
             yield reason
-        if plan.between and not self._passes_by_pointers(run):
-            yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
-
-    def _passes_by_pointers(self, run: PublishedRun) -> bool:
-        between = between_by_pointers(run, self.store)
-        return between == run.report.plan.between or judging.passes_with(self.store, run, between)
+        else:
+            yield from departures_of_baseline(plan, self.store)
+        if plan.between:
+            between = between_by_pointers(run, self.store)
+            if between != plan.between and not judging.passes_with(self.store, run, between):
+                yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

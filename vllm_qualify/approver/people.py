@@ -20,22 +20,19 @@ from vllm_qualify.errors import CallerError, writing
 APPROVERS_FILE = "VLLM_QUALIFY_APPROVERS_FILE"
 KEY_BYTES = 32
 People = dict[Line, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
-_NAME: TypeAdapter[str] = TypeAdapter(Line)
-_PEOPLE: TypeAdapter[People] = TypeAdapter(People)
 
 
 def read_people(file: Path) -> People:
     """Names, each with the SHA-256 of the person's key. A key is 32 random bytes, so a fast hash makes no guess easier.
 
-    Raises:
-        CallerError: the file is not there or not valid, everybody may write it, or it names the recipe itself.
+    Raises CallerError if the file is not there or not valid, everybody may write it, or it names the recipe itself.
     """
     place = str(file)
     try:
         with file.expanduser().open("rb") as opened:
             if os.fstat(opened.fileno()).st_mode & stat.S_IWOTH:
                 raise CallerError("every user of this machine may name approvers", f"chmod o-w {file}", place)
-            people = _PEOPLE.validate_json(opened.read())
+            people = TypeAdapter[People](People).validate_json(opened.read())
     except OSError as error:
         remedy = "make it with `vllm-qualify approver key NAME --file FILE`"
         raise CallerError(f"the approvers cannot be read: {error.strerror}", remedy, place) from error
@@ -49,17 +46,15 @@ def read_people(file: Path) -> People:
 def add_person(file: Path, name: str) -> str:
     """Give a person a new key, in place of an older one. Returns the key, which is kept nowhere.
 
-    Raises:
-        CallerError: the name cannot be kept, or the file is not a file of approvers.
-        HostError: the file cannot be written.
+    Raises CallerError if the name cannot be kept or the file is not a file of approvers, HostError if it cannot be written.
     """
     with in_plain_words():
-        name = _NAME.validate_python(one_line(name))
+        name = TypeAdapter[str](Line).validate_python(one_line(name))
     if name == RECIPE or ":" in name:
         raise CallerError(f"'{name}' cannot log in: a login ends its name with a colon", "choose another name", "NAME")
     file = file.expanduser()
     key, people = secrets.token_urlsafe(KEY_BYTES), read_people(file) if file.exists() else {}
-    body = json.dumps(people | {name: _hash(key)}, indent=2, ensure_ascii=False) + "\n"
+    body = json.dumps(people | {name: _hash_key(key)}, indent=2, ensure_ascii=False) + "\n"
     with writing(str(file)):
         part = file.with_name(f"{file.name}.part")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as opened:
@@ -76,9 +71,9 @@ def person(people: People, authorization: str) -> str | None:
     except (binascii.Error, UnicodeDecodeError):
         return None
     known = people.get(name)
-    is_theirs = hmac.compare_digest(_hash(key), known or _hash(""))
+    is_theirs = hmac.compare_digest(_hash_key(key), known or _hash_key(""))
     return name if scheme.lower() == "basic" and known and is_theirs else None
 
 
-def _hash(key: str) -> str:
+def _hash_key(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()

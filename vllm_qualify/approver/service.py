@@ -1,11 +1,12 @@
-"""The approver's pages: people log in with a key of their own, see a report's gates, and decide.
+"""The approver: people log in with a key of their own, see a report's gates, and decide; recipes' own approvals go on beside.
 
 A report comes from a machine that ran a model's code, so all its text is escaped, and its own page is never shown here.
 """
 
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,13 +20,13 @@ from jinja2 import Template
 from vllm_qualify.approval.layout import checked_cell
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.people import person, read_people
-from vllm_qualify.approver.watch import LOOK_EVERY_S, watching
 from vllm_qualify.errors import CallerError, QualifyError, StoreError
 from vllm_qualify.publish.store import MissingObjectError
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.templates import template
 from vllm_qualify.report.words import brief_gate_rows
 
+LOOK_EVERY_S = 30.0
 MOST_BODY_BYTES = 16 * 1024
 # The pages run nothing, load nothing, and stand in no other page.
 HEADERS = {
@@ -62,13 +63,13 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
 
     @app.get("/")
     def reports(name: Annotated[str, Depends(approver)]) -> HTMLResponse:
-        return _page("reports.html.jinja", name, lines=list(desk.lines()), store=desk.store.url)
+        return _render_page("reports.html.jinja", name, lines=list(desk.lines()), store=desk.store.url)
 
     @app.get("/runs/{run_id}/{cell:path}")
     def report(run_id: str, cell: str, name: Annotated[str, Depends(approver)]) -> HTMLResponse:
         run = desk.run(checked_cell(cell), run_id)
         gates, holding = brief_gate_rows(run.report.judgement)
-        return _page(
+        return _render_page(
             "report.html.jinja",
             name,
             run=run,
@@ -84,18 +85,19 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
 
     @app.post("/runs/{run_id}/{cell:path}", dependencies=[Depends(_from_own_page)])
     def decide(
-        run_id: str, cell: str, name: Annotated[str, Depends(approver)], form: Annotated[dict[str, str], Depends(_form)]
+        run_id: str, cell: str, name: Annotated[str, Depends(approver)], form: Annotated[dict[str, str], Depends(_read_form)]
     ) -> HTMLResponse:
         run = desk.run(checked_cell(cell), run_id)
         if form.get("report_sha256") != run.report_object.sha256:
             raise CallerError("this is not the report that you saw", "look at it again, and decide then", "report_sha256")
         message = desk.decide(run, form.get("decision", ""), name, form.get("reason", ""))
         logger.info("%s decided: %s", name, message)
-        return _page("done.html.jinja", name, message=message)
+        return _render_page("done.html.jinja", name, message=message)
 
     @app.exception_handler(QualifyError)
-    def refused(_: Request, error: QualifyError) -> HTMLResponse:
-        return _page("refused.html.jinja", "", status=_status(error), error=error)
+    def show_refusal(_: Request, error: QualifyError) -> HTMLResponse:
+        status = 404 if isinstance(error, MissingObjectError) else 503 if isinstance(error, StoreError) else 409
+        return _render_page("refused.html.jinja", "", status=status, error=error)
 
     return app
 
@@ -108,7 +110,7 @@ def _from_own_page(request: Request) -> None:
         raise HTTPException(403, "decide on the approver's own page")
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _read_form(request: Request) -> dict[str, str]:
     """The fields of a form, each given once."""
     body = b""
     async for part in request.stream():
@@ -124,17 +126,51 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: values[0] for name, values in fields.items()}
 
 
-def _status(error: QualifyError) -> int:
-    if isinstance(error, MissingObjectError):
-        return 404
-    return 503 if isinstance(error, StoreError) else 409
-
-
-def _page(name: str, by: str, status: int = 200, **shown: object) -> HTMLResponse:
-    return HTMLResponse(_template(name).render(by=by, **shown), status, HEADERS)
+def _render_page(name: str, by: str, status: int = 200, **shown: object) -> HTMLResponse:
+    return HTMLResponse(_page_template(name).render(by=by, **shown), status, HEADERS)
 
 
 @cache
-def _template(name: str) -> Template:
+def _page_template(name: str) -> Template:
     style = resources.files("vllm_qualify.report").joinpath("page.css").read_text(encoding="utf-8")
     return template(__package__, name, style=style)
+
+
+@contextmanager
+def watching(desk: Desk, look_every_s: float) -> Iterator[None]:
+    """Approve what recipes approve themselves as soon as it is published, within the block, in a thread of its own."""
+    ended, seen = threading.Event(), set[tuple[str, str]]()
+
+    def look_and_approve() -> None:
+        while not ended.wait(look_every_s):
+            seen.update(approve_new(desk, seen))
+
+    thread = threading.Thread(target=look_and_approve, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def approve_new(desk: Desk, seen: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Approve each report that waits, was not seen before, and is approved by its recipe. Returns those that are settled.
+
+    While the store does not answer a report is not settled: it is looked at again.
+    """
+    settled: set[tuple[str, str]] = set()
+    try:
+        waiting = [each for each in desk.waiting() if each not in seen]
+    except StoreError as error:
+        logger.warning("the store was not looked at: %s", error)
+        return settled
+    for cell, run_id in waiting:
+        try:
+            logger.info(desk.approve_automatically(cell, run_id))
+        except QualifyError as error:
+            logger.warning("%s: run %s is not approved: %s", cell, run_id, error)
+            if error.retry:
+                continue
+        settled.add((cell, run_id))
+    return settled

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_qualify.approval.layout import Format
+from vllm_qualify.cli.words import StoreOption, open_named_store, warn
 
 if TYPE_CHECKING:
     from vllm_qualify.approval.published import PublishedRun
     from vllm_qualify.approval.signing import PublicKey
-    from vllm_qualify.approval.verify import Verified
     from vllm_qualify.publish.store import Store
 
 CODES = (
@@ -25,9 +25,6 @@ ReportArgument = Annotated[str, typer.Argument(metavar="REPORT", help="A run's i
 CellArgument = Annotated[str, typer.Argument(metavar="CELL", help="Like reference/bf16/cpu/balanced.")]
 By = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decides.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept.")]
-StoreOption = Annotated[
-    str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")
-]
 PublicKeys = Annotated[
     list[Path] | None,
     typer.Option("--public-key", metavar="FILE", help="To trust, also repeated; by default VLLM_QUALIFY_PUBLIC_KEY[_FILE]."),
@@ -59,30 +56,31 @@ def approve(
     from vllm_qualify.approval.actions import approve as sign_and_publish
     from vllm_qualify.approval.decision import ruling
     from vllm_qualify.approval.signing import private_key
-    from vllm_qualify.publish.store import present
+    from vllm_qualify.publish.store import checked_now
     from vllm_qualify.runs.judging import check_judgement
 
-    wanted, key, opened = ruling("approve", by, reason), private_key(ask=_ask if _is_terminal() else None), _store(store)
-    run = _run(opened, report)
+    wanted, key = ruling("approve", by, reason), private_key(ask=_ask_passphrase if _is_terminal() else None)
+    opened = open_named_store(store)
+    run = _read_run(opened, report)
     check_judgement(opened, run)
     days = valid_days or run.report.plan.approval.valid_days
-    done = sign_and_publish(opened, run, wanted, days, key, present(opened))
+    done = sign_and_publish(opened, run, wanted, days, key, checked_now(opened))
     typer.echo(f"{run.cell}: {done.decision.done}, until {done.decision.expires}")
     typer.echo(opened.locate(done.approval.key))
-    _warn(done.index_problem)
+    warn(done.index_problem)
 
 
 def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = None) -> None:
     """Decide that a published report is not to be deployed, whatever its verdict."""
     from vllm_qualify.approval.actions import reject as keep_rejection
     from vllm_qualify.approval.decision import ruling
-    from vllm_qualify.publish.store import present
+    from vllm_qualify.publish.store import checked_now
 
-    wanted, opened = ruling("reject", by, reason), _store(store)
-    run = _run(opened, report)
-    done = keep_rejection(opened, run, wanted, present(opened))
+    wanted, opened = ruling("reject", by, reason), open_named_store(store)
+    run = _read_run(opened, report)
+    done = keep_rejection(opened, run, wanted, checked_now(opened))
     typer.echo(f"{run.cell}: {done.decision.done}")
-    _warn(done.index_problem)
+    warn(done.index_problem)
 
 
 def revoke(
@@ -96,14 +94,14 @@ def revoke(
     from vllm_qualify.approval.actions import revoke as take_back
     from vllm_qualify.approval.layout import checked_cell
     from vllm_qualify.approval.pointer import revocation
-    from vllm_qualify.publish.store import present
+    from vllm_qualify.publish.store import checked_now
 
-    opened, of = _store(store), checked_cell(cell)
-    done = take_back(opened, of, run, revocation(by, reason, present(opened)))
+    opened, of = open_named_store(store), checked_cell(cell)
+    done = take_back(opened, of, run, revocation(by, reason, checked_now(opened)))
     typer.echo(f"{cell}: run {done.entry.run_id} is revoked")
     if not done.pointer.last.revoked:
         typer.echo(f"run {done.pointer.last.run_id}, {done.pointer.last.done}, is in force", err=True)
-    _warn(done.index_problem)
+    warn(done.index_problem)
 
 
 @approved_app.command("list", epilog=CODES)
@@ -113,7 +111,7 @@ def approved_list(
     """Every cell that was ever approved, with the state of its last approval. Signatures are not checked: see verify."""
     from vllm_qualify.approval.matrix import as_json, matrix, table
 
-    cells = matrix(_store(store), datetime.now(UTC).date())
+    cells = matrix(open_named_store(store), datetime.now(UTC).date())
     if json:
         typer.echo(as_json(cells))
     else:
@@ -134,7 +132,7 @@ def approved_get(
     from vllm_qualify.approval.verify import verify
     from vllm_qualify.recipe.code import code_of_server
 
-    verified = verify(_store(store), cell, _keys(public_key), datetime.now(UTC))
+    verified = verify(open_named_store(store), cell, _read_keys(public_key), datetime.now(UTC))
     known = {"cell": verified.cell, "run": verified.run_id, "approved-by": verified.by, "expires": str(verified.expires)}
     if code := code_of_server(verified.server.arguments, verified.server.environment):
         known["trusts"] = "; ".join(code)
@@ -151,7 +149,7 @@ def approved_export(
     """Copy an approval with all its evidence into a folder, where `verify` needs no network."""
     from vllm_qualify.approval.verify import export
 
-    typer.echo(folder.absolute() / export(_store(store), cell, folder, run).key)
+    typer.echo(folder.absolute() / export(open_named_store(store), cell, folder, run).key)
 
 
 def verify(
@@ -162,23 +160,19 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="What holds, with the signed statement, as JSON.")] = False,
 ) -> None:
     """Check an approval: signature, state and expiry, every gate of the plan, and the digest of every piece of evidence."""
+    from vllm_qualify.approval.published import read_run
     from vllm_qualify.approval.verify import store_of_file, verify_file
     from vllm_qualify.approval.verify import verify as verify_cell
-
-    now, keys = datetime.now(UTC), _keys(public_key)
-    is_file = what.endswith(".json") or Path(what).is_file()
-    verified = verify_file(Path(what), keys, now) if is_file else verify_cell(_store(store), what, keys, now)
-    if deep:
-        _judge_again(store_of_file(Path(what)) if is_file else _store(store), verified)
-    summary = f"{verified.summary}, and judged again" if deep else verified.summary
-    typer.echo(verified.model_dump_json(indent=2) if json else summary)
-
-
-def _judge_again(store: "Store", verified: "Verified") -> None:
-    from vllm_qualify.approval.published import read_run
     from vllm_qualify.runs.judging import check_judgement
 
-    check_judgement(store, read_run(store, verified.cell, verified.run_id))
+    now, keys = datetime.now(UTC), _read_keys(public_key)
+    is_file = what.endswith(".json") or Path(what).is_file()
+    verified = verify_file(Path(what), keys, now) if is_file else verify_cell(open_named_store(store), what, keys, now)
+    if deep:
+        opened = store_of_file(Path(what)) if is_file else open_named_store(store)
+        check_judgement(opened, read_run(opened, verified.cell, verified.run_id))
+    summary = f"{verified.summary}, and judged again" if deep else verified.summary
+    typer.echo(verified.model_dump_json(indent=2) if json else summary)
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")
@@ -192,46 +186,29 @@ def key_new(
 
     The private key is encrypted with a passphrase: VLLM_QUALIFY_PRIVATE_KEY_PASSWORD[_FILE], or it is asked for on a terminal.
     """
-    from vllm_qualify.approval.signing import new_key, short_id
-
-    key = new_key(file.expanduser(), None if no_passphrase else _new_password())
-    typer.echo(f"key {short_id(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
-
-
-def _new_password() -> bytes:
-    from vllm_qualify.approval.signing import PASSWORD, key_password
+    from vllm_qualify.approval.signing import PASSWORD, key_password, new_key, short_id
     from vllm_qualify.errors import CallerError
 
-    if password := key_password():
-        return password
-    if not _is_terminal():
-        remedy = f"set {PASSWORD}_FILE to a file that holds one, or leave it out with --no-passphrase"
-        raise CallerError("there is no passphrase for the key, and no terminal to ask for one", remedy, "key new")
-    return _ask(is_new=True).encode()
+    password = None if no_passphrase else key_password()
+    if not no_passphrase and not password:
+        if not _is_terminal():
+            remedy = f"set {PASSWORD}_FILE to a file that holds one, or leave it out with --no-passphrase"
+            raise CallerError("there is no passphrase for the key, and no terminal to ask for one", remedy, "key new")
+        password = _ask_passphrase(is_new=True).encode()
+    key = new_key(file.expanduser(), password)
+    typer.echo(f"key {short_id(key.keyid)}: keep {file} secret, and give {file}.pub to whoever verifies")
 
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _ask(*, is_new: bool = False) -> str:
+def _ask_passphrase(*, is_new: bool = False) -> str:
     """Ask for the passphrase, twice for a new key. What is typed is not shown."""
     return str(typer.prompt("Passphrase of the private key", hide_input=True, confirmation_prompt=is_new, err=True))
 
 
-def _warn(problem: str | None) -> None:
-    if problem:
-        typer.echo(f"warning: {problem}", err=True)
-
-
-def _store(url: str | None) -> "Store":
-    from vllm_qualify.publish.stores import open_store
-    from vllm_qualify.runs.home import default_store_url
-
-    return open_store(url or default_store_url())
-
-
-def _run(store: "Store", name: str) -> "PublishedRun":
+def _read_run(store: "Store", name: str) -> "PublishedRun":
     """The published run. A file that was named must be its report: what is decided about is what the person saw."""
     from vllm_qualify.approval.layout import sha256
     from vllm_qualify.errors import CallerError
@@ -245,7 +222,7 @@ def _run(store: "Store", name: str) -> "PublishedRun":
     return run
 
 
-def _keys(files: list[Path] | None) -> "list[PublicKey]":
+def _read_keys(files: list[Path] | None) -> "list[PublicKey]":
     from vllm_qualify.approval.signing import public_keys
 
     return public_keys(files or [])

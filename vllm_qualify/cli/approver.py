@@ -23,7 +23,7 @@ def approver_key(
     """Give a person a new key to log in with, in place of an older one. It is shown once."""
     from vllm_qualify.approver.people import add_person
 
-    path = _file(file)
+    path = _approvers_file(file)
     key = add_person(path, name)
     typer.echo(f"{name} may decide; {path} has the hash of this key, which is shown only now:", err=True)
     typer.echo(key)
@@ -37,14 +37,11 @@ def approver_serve(
     file: FileOption = None,
     recipe: Annotated[
         list[str] | None,
-        typer.Option(
-            "--recipe", metavar="RECIPE", help="A recipe that may approve automatically, also repeated; by default none."
-        ),
+        typer.Option(metavar="RECIPE", help="A recipe that may approve automatically, also repeated; by default none."),
     ] = None,
     image: Annotated[
         list[str] | None,
         typer.Option(
-            "--image",
             metavar="REPOSITORY",
             help="A repository whose images may be approved automatically, also repeated; by default vllm/vllm-openai.",
         ),
@@ -71,7 +68,7 @@ def approver_serve(
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import default_store_url
 
-    path, key, opened = _file(file), private_key(), open_store(store or default_store_url())
+    path, key, opened = _approvers_file(file), private_key(), open_store(store or default_store_url())
     # Nothing that this process starts or imports later needs it.
     os.environ.pop(PRIVATE_KEY, None)
     recipes = [load_recipe(name).recipe for name in recipe or []]
@@ -83,7 +80,7 @@ def approver_serve(
     uvicorn.run(make_app(desk, path), host=host, port=port, log_config=None)
 
 
-def _file(given: Path | None) -> Path:
+def _approvers_file(given: Path | None) -> Path:
     from vllm_qualify.approver.people import APPROVERS_FILE
     from vllm_qualify.errors import CallerError
 

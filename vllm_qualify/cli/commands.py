@@ -13,16 +13,14 @@ import typer
 
 from vllm_qualify.cli import approval
 from vllm_qualify.cli.approver import approver_app
-from vllm_qualify.cli.data import data_app
-from vllm_qualify.cli.doctor import doctor
-from vllm_qualify.cli.recipe import recipe_app
+from vllm_qualify.cli.recipe import data_app, recipe_app
 from vllm_qualify.cli.report import publish, rejudge, report_app
 from vllm_qualify.cli.run import demo, run
-from vllm_qualify.cli.store import prune, store_app
 from vllm_qualify.cli.trace import trace_app
+from vllm_qualify.cli.upkeep import doctor, prune
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
 from vllm_qualify.errors import HostError, QualifyError
-from vllm_qualify.secrets import shown
+from vllm_qualify.secrets import safe_text
 
 app = typer.Typer(
     name="vllm-qualify",
@@ -36,7 +34,6 @@ app.add_typer(recipe_app, name="recipe")
 app.add_typer(trace_app, name="trace")
 app.add_typer(data_app, name="data")
 app.add_typer(approver_app, name="approver")
-app.add_typer(store_app, name="store")
 for command in (run, demo, rejudge, publish, prune):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)
@@ -58,7 +55,7 @@ def options(
     pass
 
 
-def _terminated(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
+def _end_by_signal(number: int, frame: object) -> NoReturn:  # noqa: ARG001  (a signal handler's signature)
     """Unwind the stack, so that every server is stopped. By default Ctrl-C ends with 1, which means "not passed"."""
     raise SystemExit(128 + number)
 
@@ -79,23 +76,23 @@ def main() -> None:
     for name, value in NO_STATISTICS.items():
         os.environ.setdefault(name, value)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _terminated)
+        signal.signal(number, _end_by_signal)
     try:
         app()
     except QualifyError as error:
-        _fail(error)
+        _end_with_error(error)
     except OSError as error:
-        _fail(HostError(str(error), "see the message; a full disk or a missing permission is the usual cause"))
+        _end_with_error(HostError(str(error), "see the message; a full disk or a missing permission is the usual cause"))
     except Exception:
         # Python's own exit code for this is 1, which here means "not passed".
         traceback.print_exc()
         sys.exit(WORLD)
 
 
-def _fail(error: QualifyError) -> NoReturn:
+def _end_with_error(error: QualifyError) -> NoReturn:
     notes = [f"  {note}" for note in getattr(error, "__notes__", [])]
     again = "may well succeed" if error.retry else "will end the same way"
     classed = [f"  class: {error.kind}; the same thing tried again {again}"] if error.kind else []
     lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *classed, *notes]
-    typer.echo(shown("\n".join(lines)), err=True)
+    typer.echo(safe_text("\n".join(lines)), err=True)
     sys.exit(error.exit_code)

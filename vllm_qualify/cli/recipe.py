@@ -1,19 +1,14 @@
-"""The commands about recipes: `recipe check`, `recipe show` and `recipe import`."""
+"""The commands about recipes, `recipe check`, `recipe show` and `recipe import`, and about the data of their tasks."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, AllowCodeOption, RecipeArgument, VllmOption, tell
 
 recipe_app = typer.Typer(help="Check, show and import recipes.", no_args_is_help=True)
-
-
-class Filter(StrEnum):
-    strict_match = "strict-match"
-    flexible_extract = "flexible-extract"
+data_app = typer.Typer(help="The data of accuracy tasks.", no_args_is_help=True)
 
 
 @recipe_app.command(
@@ -87,7 +82,9 @@ def recipe_import(
     exact_match_minimum: Annotated[
         float | None, typer.Option(help="The gate on gsm8k, which no published recipe has: the least share of right answers.")
     ] = None,
-    exact_match_filter: Annotated[Filter | None, typer.Option(help="lm-eval's filter that the gate is on.")] = None,
+    exact_match_filter: Annotated[
+        Literal["strict-match", "flexible-extract"] | None, typer.Option(help="lm-eval's filter that the gate is on.")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="Of a YAML: its variant; by default its default one.")] = None,
     published: Annotated[
         Path | None, typer.Option(help="Of a YAML: the folder of published JSON, which is believed where it has the answer.")
@@ -96,16 +93,58 @@ def recipe_import(
 ) -> None:
     """Make a recipe of one of vllm-project/recipes: its servers get exactly the published arguments and environment."""
     from vllm_qualify.recipe.code import check_import_allowed
-    from vllm_qualify.recipe.importing import import_recipe, rendered, write_recipe
+    from vllm_qualify.recipe.importing import import_recipe, render_recipe, write_recipe
 
-    chosen = exact_match_filter.value if exact_match_filter else None
     imported = import_recipe(
-        source, exact_match_minimum=exact_match_minimum, exact_match_filter=chosen, variant=variant, published=published
+        source,
+        exact_match_minimum=exact_match_minimum,
+        exact_match_filter=exact_match_filter,
+        variant=variant,
+        published=published,
     )
     for line in check_import_allowed(imported.recipe, source, allow_code):
         tell(f"it runs code: {line}")
     if output is None:
-        typer.echo(rendered(imported), nl=False)
+        typer.echo(render_recipe(imported), nl=False)
     else:
         write_recipe(imported, output)
         typer.echo(f"wrote {output}; try it: vllm-qualify recipe check {output} --vllm VERSION", err=True)
+
+
+@data_app.callback()
+def _keep_group() -> None:
+    """Keep `fetch` a command of the group, also where it is the only one."""
+
+
+@data_app.command("fetch", epilog=EXIT_CODES)
+def data_fetch(
+    recipe: RecipeArgument,
+    to: Annotated[Path, typer.Option(help="A folder; each task gets a folder in it.")] = Path("data"),
+    task: Annotated[str | None, typer.Option(help="Only this task; by default all whose data is not here.")] = None,
+    allow_code: AllowCodeOption = False,
+) -> None:
+    """Fetch the data of a recipe's tasks as files, for hosts without a hub, and show the lines that name them in the recipe."""
+    from vllm_qualify.errors import CallerError
+    from vllm_qualify.evidence.accuracy.data import fetch
+    from vllm_qualify.plan.questions import SUFFIX
+    from vllm_qualify.plan.workload import task_plan
+    from vllm_qualify.recipe.code import check_allowed
+    from vllm_qualify.recipe.loading import load_recipe
+
+    loaded = load_recipe(recipe)
+    check_allowed(loaded, allow_code)
+    # Long contexts are made of a seed alone.
+    lacking = [each for each in loaded.recipe.accuracy if not each.questions and not each.context_tok]
+    wanted = [each for each in lacking if task in (None, each.task)]
+    if not wanted:
+        named = f"no task '{task}' with data that is not here" if task else "no task with data that is not here"
+        raise CallerError(f"the recipe has {named}", "there is nothing to fetch", "RECIPE")
+    for each in wanted:
+        into = to / each.task
+        reply = fetch(task_plan(loaded, each, None, []), into)
+        typer.echo(f"{each.task}: {reply.questions:,} questions" + (f", {reply.shots:,} examples" if reply.shots else ""))
+        suffix = "" if reply.members else SUFFIX
+        shots = f", shots: {into / f'shots{suffix}'}" if reply.shots else ""
+        typer.echo(f"  questions: {{test: {into / f'test{suffix}'}{shots}}}")
+        if not reply.shots and each.num_fewshot:
+            typer.echo("  # it draws its examples from its questions, or has its own: without own ones set num_fewshot to 0")

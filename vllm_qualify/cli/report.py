@@ -1,20 +1,20 @@
 """The commands about reports: `report show`, `report diff`, `rejudge` and `publish`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
-from vllm_qualify.cli.approval import StoreOption
+from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, StoreOption, open_named_store, show, undecided, warn
 from vllm_qualify.errors import CallerError
 
 if TYPE_CHECKING:
-    from vllm_qualify.plan.cell import CellPlan
     from vllm_qualify.report.model import Report
     from vllm_qualify.runs.folder import Run
-from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, REPORT_HELP, show, undecided
+    from vllm_qualify.runs.publishing import Published
 
 REPORT, FAILURE = "report.json", "failure.html"
+REPORT_HELP = "A run's id, its folder or a report.json"
 
 StoreOfReports = Annotated[
     str | None, typer.Option("--store", help="s3://bucket/prefix or file:///folder, for ids of runs that are not here.")
@@ -67,43 +67,38 @@ def rejudge(
     store: StoreOption = None,
 ) -> None:
     """Judge stored evidence again, without a server, and publish the new report."""
+    from vllm_qualify.plan.gates import judged_by
     from vllm_qualify.publish.layout import prepare
-    from vllm_qualify.publish.stores import open_store
-    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.judging import rejudge as judge_again
     from vllm_qualify.runs.publishing import publish_run
 
-    target = open_store(store or default_store_url())
+    target = open_named_store(store)
     prepare(target)
     old = _find_or_fetch(run, store)
-    report, fresh = judge_again(old, _plan_by(recipe, old))
-    published = publish_run(report, fresh, target)
-    show(report, published.page)
-    if report.passed:
-        typer.echo(undecided(report.run_id))
-    raise typer.Exit(PASSED if report.passed else NOT_PASSED)
+    report, fresh = judge_again(old, judged_by(old.plan, load_recipe(recipe).recipe) if recipe else old.plan)
+    _end_published(report, publish_run(report, fresh, target))
 
 
 def publish(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")],
-    store: StoreOption = None,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")], store: StoreOption = None
 ) -> None:
     """Publish the report and the evidence of a run that finished while its store was away. Nothing is judged again."""
-    from vllm_qualify.publish.stores import open_store
     from vllm_qualify.runs.folder import find_run
-    from vllm_qualify.runs.home import default_store_url
     from vllm_qualify.runs.publishing import publish_run
 
     measured = find_run(run)
     if not (measured.folder / REPORT).is_file():
         remedy = f"judge and publish what it measured: vllm-qualify rejudge {measured.id}"
         raise CallerError(f"run {measured.id} has not been judged", remedy, "RUN")
-    target, report = open_store(store or default_store_url()), measured.report()
+    target, report = open_named_store(store), measured.report()
     target.check()
-    published = publish_run(report, measured, target)
+    _end_published(report, publish_run(report, measured, target))
+
+
+def _end_published(report: "Report", published: "Published") -> NoReturn:
     show(report, published.page)
-    if published.index_problem:
-        typer.echo(f"warning: {published.index_problem}", err=True)
+    warn(published.index_problem)
     if report.passed:
         typer.echo(undecided(report.run_id))
     raise typer.Exit(PASSED if report.passed else NOT_PASSED)
@@ -134,33 +129,25 @@ class _ChosenReport(NamedTuple):
 
 def _find_report(name: str | None, store: str | None) -> _ChosenReport:
     """A report of this machine, or of a run in the store. Raises CallerError if neither has it, or StoreError."""
+    from vllm_qualify.publish.store import MissingObjectError
+    from vllm_qualify.publish.stores import open_store
+    from vllm_qualify.report.model import load_report
+    from vllm_qualify.runs.stored import trusted_report
+
     try:
-        return _report_at(_report_file(name))
+        path = _report_file(name)
+        report, page = load_report(path), path.with_name("report.html")
+        return _ChosenReport(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
     except CallerError:
         if name is None or store is None:
             raise
-    return _stored_report(name, store)
-
-
-def _report_at(path: Path) -> _ChosenReport:
-    from vllm_qualify.report.model import load_report
-
-    report, page = load_report(path), path.with_name("report.html")
-    return _ChosenReport(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
-
-
-def _stored_report(run_id: str, url: str) -> _ChosenReport:
-    from vllm_qualify.publish.store import MissingObjectError
-    from vllm_qualify.publish.stores import open_store
-    from vllm_qualify.runs.stored import trusted_report
-
-    store = open_store(url)
+    opened = open_store(store)
     try:
-        report = trusted_report(store, run_id)
+        report = trusted_report(opened, name)
     except MissingObjectError as error:
-        problem = f"neither this machine nor {store.url} has a report '{run_id}'"
+        problem = f"neither this machine nor {opened.url} has a report '{name}'"
         raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
-    return _ChosenReport(report, report.model_dump_json(indent=2), store.locate(f"{report.prefix}/report.html"))
+    return _ChosenReport(report, report.model_dump_json(indent=2), opened.locate(f"{report.prefix}/report.html"))
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":
@@ -173,11 +160,3 @@ def _find_or_fetch(name: str, store: str | None) -> "Run":
         if store is None:
             raise
         return fetch_run(store, name)
-
-
-def _plan_by(recipe: str | None, run: "Run") -> "CellPlan":
-    """The run's plan. If `recipe` is given, the plan judges its cell as that recipe says."""
-    from vllm_qualify.plan.gates import judged_by
-    from vllm_qualify.recipe.loading import load_recipe
-
-    return judged_by(run.plan, load_recipe(recipe).recipe) if recipe else run.plan

@@ -1,38 +1,23 @@
 """The commands that qualify: `run` and `demo`."""
 
 import os
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vllm_qualify.cli.approval import StoreOption
+from vllm_qualify.cli.flow import flow_module
+from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, StoreOption, open_named_store, show, undecided
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.request import Against, Reuse, ReusedRuns
 
 if TYPE_CHECKING:
-    from vllm_qualify.engine.launch import Launch
-    from vllm_qualify.judge.chance import CellChance
+    from vllm_qualify.engine.provision import Launch
     from vllm_qualify.plan.choice import Choice
-from vllm_qualify.cli.flow import flow_module
-from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, show, undecided
+    from vllm_qualify.runs.request import QualifyRelease
 
 PRIVATE_KEY = "VLLM_QUALIFY_PRIVATE_KEY"
-DEMO_BASELINE = "reference/bf16/cpu/balanced"
-
-
-class Weights(StrEnum):
-    bf16 = "bf16"
-    regressed = "regressed"
-
-
-class Reusing(StrEnum):
-    none = "none"
-    unfinished = "unfinished"
-    all = "all"
-
-
-RunSettings = dict[str, object]
+Weights = Literal["bf16", "regressed"]
 
 
 def run(
@@ -65,8 +50,7 @@ def run(
     new_anchor: Annotated[
         bool,
         typer.Option(
-            "--new-anchor",
-            help="With --establish-baseline: compare it with no earlier run, and make it the anchor too.",
+            "--new-anchor", help="With --establish-baseline: compare this run with no earlier one, and make it the anchor too."
         ),
     ] = False,
     in_turns: Annotated[
@@ -80,18 +64,17 @@ def run(
     time_budget: Annotated[
         float | None,
         typer.Option(
-            "--time-budget",
             metavar="SECONDS",
             min=0.001,
             help="Begin no repeat of a load that may end after it; by default the recipe's load.time_budget_s.",
         ),
     ] = None,
     reuse: Annotated[
-        Reusing,
+        ReusedRuns,
         typer.Option(
             help="The runs whose finished stages are reused if the inputs are the same: none, unfinished ones, or all."
         ),
-    ] = Reusing.unfinished,
+    ] = "unfinished",
     decision_timeout_s: Annotated[
         float,
         typer.Option(min=0, help="How long to wait for a person to decide, with `vllm-qualify approve` or at the approver."),
@@ -102,13 +85,15 @@ def run(
     ] = False,
 ) -> None:
     """Qualify the cells of a recipe on this machine."""
-    from vllm_qualify.engine.launch import Launch
+    from vllm_qualify.engine.provision import Launch
     from vllm_qualify.plan.choice import Choice
+    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.runs.request import QualifyRelease
 
     choice = Choice(gpu_type=gpu_type, variant=variant, profile=profile)
     launch = Launch(launcher=launcher, image=image, client_image=client_image)
     if dry_run:
-        _dry_run(recipe, choice, launch, port, allow_code)
+        _show_scripts(recipe, choice, launch, port, allow_code)
         return
     if baseline and establish_baseline:
         problem = "a run that becomes the baseline is held against the approved one alone"
@@ -116,60 +101,60 @@ def run(
     if new_anchor and (anchor or not establish_baseline):
         problem = "a run becomes the anchor only as a baseline, and is held against no other anchor"
         raise CallerError(problem, "add --establish-baseline, and leave --anchor out", "--new-anchor")
-    against: RunSettings = {
-        "run": baseline,
-        "establish": "always" if establish_baseline else "never",
-        "in_turns": in_turns,
-        "anchor": anchor,
-        "new_anchor": new_anchor,
-    }
-    others: RunSettings = {
-        "reuse": {"of": reuse.value},
-        "allow_code": allow_code,
-        "port": port,
-        "price_usd_gpu_hour": price_usd_gpu_hour,
-        "time_budget_s": time_budget,
-        "decision_timeout_s": decision_timeout_s,
-    }
-    raise typer.Exit(_qualify(recipe, choice, launch, store, against, **others))
+    request = QualifyRelease(
+        recipe=recipe,
+        allow_code=allow_code,
+        choice=choice,
+        launch=launch,
+        store=store or default_store_url(),
+        against=Against(
+            run=baseline,
+            establish="always" if establish_baseline else "never",
+            in_turns=in_turns,
+            anchor=anchor,
+            new_anchor=new_anchor,
+        ),
+        port=port,
+        price_usd_gpu_hour=price_usd_gpu_hour,
+        time_budget_s=time_budget,
+        reuse=Reuse(of=reuse),
+        decision_timeout_s=decision_timeout_s,
+    )
+    raise typer.Exit(_qualify(request))
 
 
 def demo(
-    weights: Annotated[Weights, typer.Option(help="`regressed` is a worse model, which must be refused.")] = Weights.bf16,
+    weights: Annotated[Weights, typer.Option(help="`regressed` is a worse model, which must be refused.")] = "bf16",
     store: StoreOption = None,
 ) -> None:
     """Qualify the reference model on a real vLLM server on the CPU.
 
     The first run in a store becomes the baseline, later ones are compared with it.
     """
-    chosen = [weights]
-    if weights is Weights.regressed and not _has_baseline(store):
-        typer.echo("the store has no baseline to compare with: the reference model is qualified first", err=True)
-        chosen = [Weights.bf16, weights]
-    outcomes = [_demo(variant, store) for variant in chosen]
-    raise typer.Exit(outcomes[-1])
-
-
-def _has_baseline(store: str | None) -> bool:
     from vllm_qualify.publish.layout import prepare
-    from vllm_qualify.publish.stores import open_store
-    from vllm_qualify.runs.baseline import newest_baseline
     from vllm_qualify.runs.home import default_store_url
 
-    opened = open_store(store or default_store_url())
-    prepare(opened)
-    return newest_baseline(opened, DEMO_BASELINE) is not None
+    if weights == "regressed":
+        from vllm_qualify.runs.baseline import newest_baseline
+
+        opened = open_named_store(store)
+        prepare(opened)
+        if newest_baseline(opened, "reference/bf16/cpu/balanced") is None:
+            typer.echo("the store has no baseline to compare with: the reference model is qualified first", err=True)
+            _run_demo("bf16", store or default_store_url())
+    raise typer.Exit(_run_demo(weights, store or default_store_url()))
 
 
-def _demo(weights: Weights, store: str | None) -> int:
-    from vllm_qualify.engine.launch import Launch
+def _run_demo(weights: Weights, store_url: str) -> int:
     from vllm_qualify.plan.choice import Choice
+    from vllm_qualify.runs.request import QualifyRelease
 
-    establish = "none" if weights is Weights.bf16 else "never"
-    return _qualify("reference", Choice(gpu_type="cpu", variant=weights.value), Launch(), store, {"establish": establish})
+    against = Against(establish="none" if weights == "bf16" else "never")
+    choice = Choice(gpu_type="cpu", variant=weights)
+    return _qualify(QualifyRelease(recipe="reference", choice=choice, store=store_url, against=against))
 
 
-def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None, allow_code: bool) -> None:
+def _show_scripts(recipe: str, choice: "Choice", launch: "Launch", port: int | None, allow_code: bool) -> None:
     from vllm_qualify.plan.dry_run import scripts
     from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
@@ -180,48 +165,31 @@ def _dry_run(recipe: str, choice: "Choice", launch: "Launch", port: int | None, 
     typer.echo("\n\n".join(scripts(loaded, choice, launch, port, runs_folder())))
 
 
-def _qualify(
-    recipe: str,
-    choice: "Choice",
-    launch: "Launch",
-    store: str | None,
-    against: "RunSettings",
-    **others: object,
-) -> int:
-    """Run the flow and show its reports. Returns the exit code. `others` are settings of the flow's request."""
-    from vllm_qualify.engine.launch import check_launch
-    from vllm_qualify.runs.home import default_store_url
+def _qualify(request: "QualifyRelease") -> int:
+    """Run the flow, and show its reports and which refusals may be chance. Returns the exit code."""
+    from vllm_qualify.engine.provision import check_launch
 
-    check_launch(launch)
-    store = store or default_store_url()
-    _check_early(recipe, choice, launch, store, against, others.get("allow_code") is True)
-    flow = flow_module()
-    request = flow.QualifyRelease(recipe=recipe, choice=choice, launch=launch, store=store, against=against, **others)
-    results = flow.qualified(request)
+    check_launch(request.launch)
+    _check_early(request)
+    results = flow_module().run_qualification(request)
     for result in results:
         show(result.run.report(), result.page)
         if result.passed:
             typer.echo(result.decision or undecided(result.run.id))
-    _show_refusals([result.run.report().chance for result in results])
+    # Their libraries take a second to import.
+    from vllm_qualify.judge.chance import refusals
+    from vllm_qualify.report.refusals import refusal_lines
+
+    for line in refusal_lines(refusals([result.run.report().chance for result in results])):
+        typer.echo(line)
     is_good = all(result.passed and not result.rejected for result in results)
     return PASSED if results and is_good else NOT_PASSED
 
 
-def _show_refusals(cells: "list[CellChance]") -> None:
-    """Say which refused cells stand out, and which may be chance."""
-    from vllm_qualify.judge.chance import refusals
-    from vllm_qualify.report.refusals import lines
-
-    for line in lines(refusals(cells)):
-        typer.echo(line)
-
-
-def _check_early(
-    recipe: str, choice: "Choice", launch: "Launch", store: str, against: "RunSettings", allow_code: bool = False
-) -> None:
+def _check_early(request: "QualifyRelease") -> None:
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
-    from vllm_qualify.engine.host_checks import check_host
-    from vllm_qualify.engine.launch import find_engines
+    from vllm_qualify.engine.host import check_host
+    from vllm_qualify.engine.provision import find_engines
     from vllm_qualify.plan.cells import check_choice
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.publish.stores import open_store
@@ -231,11 +199,11 @@ def _check_early(
 
     check_host()
     make_home()
-    loaded, opened = load_recipe(recipe), open_store(store)
-    check_allowed(loaded, allow_code)
-    selection = check_choice(loaded, choice, launch)
+    loaded, opened = load_recipe(request.recipe), open_store(request.store)
+    check_allowed(loaded, request.allow_code)
+    selection = check_choice(loaded, request.choice, request.launch)
     try:
-        find_engines(launch)
+        find_engines(request.launch)
     except HostError as error:
         # The flow asks again, after a wait.
         if error.kind != "registry-rate-limit":
@@ -247,6 +215,6 @@ def _check_early(
     prepare(opened)
     if selection:
         # Last, since it reads reports: their libraries take a second to import.
-        from vllm_qualify.runs.baseline import Against, check_early
+        from vllm_qualify.runs.baseline import check_early
 
-        check_early(selection, loaded.recipe, opened, Against.model_validate(against))
+        check_early(selection, loaded.recipe, opened, request.against)

@@ -10,11 +10,6 @@ from vllm_qualify.cli.words import EXIT_CODES
 trace_app = typer.Typer(help="Traces of production's requests, without their texts.", no_args_is_help=True)
 
 
-@trace_app.callback()
-def _group() -> None:
-    """Keep `check` a command of the group, also where it is the only one."""
-
-
 @trace_app.command("check", epilog=EXIT_CODES)
 def trace_check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Mooncake's JSON lines, Azure's CSV, or those of this project.")],
@@ -51,32 +46,24 @@ def trace_make(
     most: Annotated[int | None, typer.Option("--num-conversations", min=1, help="Only so many, the first ones.")] = None,
 ) -> None:
     """Make a trace of what production keeps: times and numbers of tokens, without texts and without names."""
+    from vllm_qualify.engine.environment import find_engine
+    from vllm_qualify.engine.tokens import count_tokens
     from vllm_qualify.errors import CallerError, writing
+    from vllm_qualify.recipe.traces.conversations import Pace, make_chats
     from vllm_qualify.recipe.traces.making import Fields, make_trace
 
     if fields is not None and tokenizer is not None:
         raise CallerError("a log has its numbers of tokens", "leave out --fields or --tokenizer", "--tokenizer")
-    if tokenizer is not None:
-        _of_conversations(file, out, tokenizer, most, rate, turns_apart_s)
-        return
     names = [name.strip() for name in fields.split(",")] if fields is not None else None
     if names is not None and (len(names) != len(Fields._fields) or not all(names)):
-        raise CallerError(
-            f"'{fields}' is not three keys", "write them like time,usage.prompt_tokens,usage.completion_tokens", "--fields"
-        )
-    made = make_trace(file, Fields(*names) if names else None)
+        remedy = "write them like time,usage.prompt_tokens,usage.completion_tokens"
+        raise CallerError(f"'{fields}' is not three keys", remedy, "--fields")
+    if tokenizer is not None:
+        made = make_chats(file, lambda texts: count_tokens(find_engine(), tokenizer, texts), Pace(rate, turns_apart_s), most)
+        left_out = "conversations without a reply"
+    else:
+        made = make_trace(file, Fields(*names) if names else None)
+        left_out = "lines or spans that generated nothing"
     with writing(str(out)):
         out.write_text(made.body)
-    typer.echo(f"{out}: {made.requests:,} requests; {made.left_out:,} lines or spans that generated nothing were left out")
-
-
-def _of_conversations(file: Path, out: Path, tokenizer: Path, most: int | None, rate: float, turns_apart_s: float) -> None:
-    from vllm_qualify.engine.environment import find_engine
-    from vllm_qualify.engine.tokens import count_tokens
-    from vllm_qualify.errors import writing
-    from vllm_qualify.recipe.traces.conversations import Pace, make_chats
-
-    made = make_chats(file, lambda texts: count_tokens(find_engine(), tokenizer, texts), Pace(rate, turns_apart_s), most)
-    with writing(str(out)):
-        out.write_text(made.body)
-    typer.echo(f"{out}: {made.requests:,} requests; {made.left_out:,} conversations without a reply were left out")
+    typer.echo(f"{out}: {made.requests:,} requests; {made.left_out:,} {left_out} were left out")

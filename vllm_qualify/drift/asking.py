@@ -15,12 +15,7 @@ from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import HostError, writing
-from vllm_qualify.recipe.tables import (
-    EngineJudgement,
-    EngineTable,
-    ProbeAnswer,
-    parse_answer,
-)
+from vllm_qualify.recipe.tables import EngineJudgement, EngineTable, ProbeAnswer, parse_answer
 
 PROBE = Path(probe.__file__)
 CHECK, CPU = "check", "cpu"
@@ -44,13 +39,10 @@ class Subject(NamedTuple):
 
 
 def table_from(candidate: Candidate, cache: Path) -> EngineTable:
-    return candidate.table or ask(candidate, [], cache, resolve=True)[0].table
+    return candidate.table or ask_candidate(candidate, [], cache, resolve=True)[0].table
 
 
-# --- asking
-
-
-def ask(
+def ask_candidate(
     candidate: Candidate,
     subjects: Sequence[Subject],
     cache: Path,
@@ -59,9 +51,7 @@ def ask(
 ) -> tuple[ProbeAnswer, dict[str, EngineJudgement]]:
     """What the candidate's own code knows, and what it says about each cell's server. `check` is called until then.
 
-    Raises:
-        HostError: its Python does not run, or gave no answer.
-        whatever `check` raises.
+    Raises HostError if its Python does not run or gave no answer, and whatever `check` raises.
     """
     groups = questions_of(candidate, subjects)
     answers = [_ask_once(candidate, group, cache, resolve, check) for group in groups]
@@ -76,10 +66,10 @@ def ask(
 def questions_of(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
     """The cells of each question. If there are none, there is one question about what the engine knows."""
     known = [subject for subject in subjects if subject.asked is not None]
-    return [portion for group in _groups(candidate, known) for portion in _portions(group)] or [[]]
+    return [portion for group in _group_by_models(candidate, known) for portion in _split_group(group)] or [[]]
 
 
-def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
+def _group_by_models(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subject]]:
     """Group by local models: a container has one place for local weights, and one for a draft model."""
     is_image = isinstance(candidate.engine, EngineImage)
     held = [_local_models(subject.server) if is_image else [] for subject in subjects]
@@ -92,11 +82,11 @@ def _groups(candidate: Candidate, subjects: Sequence[Subject]) -> list[list[Subj
     return list(groups.values())
 
 
-def _portions(group: Sequence[Subject]) -> Iterator[list[Subject]]:
+def _split_group(group: Sequence[Subject]) -> Iterator[list[Subject]]:
     """Parts of a group, each of which fits into one argument of a command."""
     portion, length = list[Subject](), 0
     for subject in group:
-        added = len(_question([subject]))
+        added = len(_question_text([subject]))
         if portion and length + added > LONGEST_QUESTION:
             yield portion
             portion, length = [], 0
@@ -105,7 +95,7 @@ def _portions(group: Sequence[Subject]) -> Iterator[list[Subject]]:
     yield portion
 
 
-def _question(group: Sequence[Subject], *, resolve: bool = False) -> str:
+def _question_text(group: Sequence[Subject], *, resolve: bool = False) -> str:
     return json.dumps({"servers": [one.asked.model_dump() for one in group if one.asked], "resolve": resolve})
 
 
@@ -121,7 +111,10 @@ def _ask_once(
     kept = answer_file(candidate, group, cache, resolve=resolve)
     if known := kept_answer(kept):
         return known
-    text = _answer(candidate, group, _question(group, resolve=resolve), check)
+    assert candidate.engine is not None  # noqa: S101  (a table alone is not asked)
+    question, servers = _question_text(group, resolve=resolve), [subject.server for subject in group]
+    asked = Script(PROBE, question, servers, ASKING, CHECK, PROBE_LIMIT_S)
+    text = launcher_of(candidate.engine).ask(candidate.engine, asked, check)
     answer = parse_answer(text)
     is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())
     if is_whole and all(one.server.is_local or PINNED.fullmatch(str(one.server.revision)) for one in group):
@@ -135,17 +128,14 @@ def _ask_once(
 
 def answer_file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolve: bool = False) -> Path:
     """Where the answer about a group is kept."""
-    return cache / f"{_key(candidate, group, _question(group, resolve=resolve))}.json"
-
-
-def _key(candidate: Candidate, group: Sequence[Subject], question: str) -> str:
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and not name.startswith(OUR_OWN)}
     # By content: the paths that the engine sees are in the question, and in a container they are always the same.
     held = [_local_models(one.server) for one in group]
     digests = {model: _configuration_digest(model) for models in held for model in models}
     models = [[digests[model] for model in models] for models in held]
-    parts = [candidate.key, PROBE.read_text(), question, json.dumps([own, models], sort_keys=True)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    question, held_here = _question_text(group, resolve=resolve), json.dumps([own, models], sort_keys=True)
+    key = "\0".join([candidate.key, PROBE.read_text(), question, held_here])
+    return cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _configuration_digest(model: Path) -> str:
@@ -160,9 +150,3 @@ def kept_answer(path: Path) -> ProbeAnswer | None:
         return parse_answer(path.read_text())
     except (OSError, HostError):
         return None
-
-
-def _answer(candidate: Candidate, group: Sequence[Subject], question: str, check: Callable[[], None]) -> str:
-    assert candidate.engine is not None  # noqa: S101  (a table alone is not asked)
-    asked = Script(PROBE, question, [subject.server for subject in group], ASKING, CHECK, PROBE_LIMIT_S)
-    return launcher_of(candidate.engine).ask(candidate.engine, asked, check)

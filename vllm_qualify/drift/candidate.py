@@ -7,16 +7,12 @@ from pathlib import Path
 
 from vllm_qualify.engine import image
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import identity_of
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.provision import identity_of
 from vllm_qualify.engine.server import Engine
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.serving import VLLM, Environment
-from vllm_qualify.recipe.tables import (
-    EngineTable,
-    parse_version,
-    table_of,
-)
+from vllm_qualify.recipe.tables import EngineTable, parse_version, table_of
 from vllm_qualify.recipe.values import Frozen
 
 VERSION = re.compile(r"v?[0-9]+\.[0-9]+[^/:]*")
@@ -53,43 +49,41 @@ def find_candidate(
 ) -> Candidate:
     """The candidate that a version, an image or an environment's folder names; without one, the engine that `run` would use.
 
-    Raises:
-        CallerError: more than one is given, or there is no table of this version or no such image.
-        HostError: there is no engine, or no Docker Engine.
-        ReleaseError: the image is not one of vLLM.
+    Raises CallerError if more than one is given, or there is no table of this version or no such image; HostError without an
+    engine or Docker Engine; ReleaseError if the image is not one of vLLM.
     """
     given = [option for option, value in (("--vllm", vllm), ("--image", image_reference), ("--python", python)) if value]
     if len(given) > 1:
         raise CallerError(f"{' and '.join(given)} name different engines", "give one of them", given[1])
     if vllm:
-        return _of_table(vllm, "--vllm")
+        return _table_candidate(vllm, "--vllm")
     if image_reference:
-        return _of_image(image_reference, "--image", progress)
-    return _of_engine(_environment(python, "--python") if python else find_engine(), "--python")
+        return _image_candidate(image_reference, "--image", progress)
+    return _engine_candidate(_find_environment(python, "--python") if python else find_engine(), "--python")
 
 
 def find_other(name: str, progress: Callable[[str], None]) -> Candidate:
     """What `--against` names: a version, an environment's folder, or an image. Raises as `find_candidate`."""
     option = "--against"
     if VERSION.fullmatch(name):
-        return _of_table(name, option)
+        return _table_candidate(name, option)
     if name.startswith(("/", "./", "../", "~")) or Path(name).is_dir():
-        return _of_engine(_environment(name, option), option)
-    return _of_image(name, option, progress)
+        return _engine_candidate(_find_environment(name, option), option)
+    return _image_candidate(name, option, progress)
 
 
-def _of_table(version: str, option: str) -> Candidate:
+def _table_candidate(version: str, option: str) -> Candidate:
     version = version.removeprefix("v")
     return Candidate(version=str(parse_version(version, option)), table=table_of(version, option))
 
 
-def _of_image(reference: str, option: str, progress: Callable[[str], None]) -> Candidate:
+def _image_candidate(reference: str, option: str, progress: Callable[[str], None]) -> Candidate:
     resolved = image.resolve(reference, option)
     image.pull(resolved, progress)
-    return _of_engine(resolved, option)
+    return _engine_candidate(resolved, option)
 
 
-def _of_engine(engine: Engine, option: str) -> Candidate:
+def _engine_candidate(engine: Engine, option: str) -> Candidate:
     identity = identity_of(engine)
     if identity.kind != VLLM:
         problem = f"{KINDS[identity.kind].title} does not report what it knows, and vllm-qualify has no table of it"
@@ -103,7 +97,7 @@ def candidate_of(engine: Engine, identity: EngineIdentity) -> Candidate:
     return Candidate(version=identity.version, engine=engine, key=key)
 
 
-def _environment(name: str, option: str) -> EngineEnvironment:
+def _find_environment(name: str, option: str) -> EngineEnvironment:
     path = Path(name).expanduser().absolute()
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.is_file():

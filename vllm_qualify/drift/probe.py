@@ -27,8 +27,7 @@ compute capability, memory and count, or null for a CPU. vLLM reads the config f
 up to the point where it would load weights. `parsed` says that its parser accepted every option and value. `unnamed` are the
 options that the parser then had set, and that no key of the config file names: a value was read as an option. `refused` is what
 vLLM, or one of its registries, says against the server; `unclear` is what kept it from judging. With a device, vLLM's platform
-for CUDA gets these facts
-instead of a driver's.
+for CUDA gets these facts instead of a driver's.
 """
 
 import argparse
@@ -57,9 +56,6 @@ VARIABLE_PREFIX = "VLLM_"
 A_NAME = re.compile(f"[\"']{VARIABLE_PREFIX}")
 # Where versions have the registry of tool parsers, the newest first.
 TOOL_PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
-CONNECTORS = "vllm.distributed.kv_transfer.kv_connector.factory"
-LOADERS = "vllm.model_executor.model_loader"
-QUANTIZATIONS = "vllm.model_executor.layers.quantization"
 # Not those that print and end, like --help.
 SWITCHES = (argparse._StoreTrueAction, argparse.BooleanOptionalAction)
 # As vLLM words it: "--enable-auto-tool-choice requires --tool-call-parser".
@@ -117,7 +113,7 @@ def accepted_options(parser: argparse.ArgumentParser) -> dict[str, Any]:
     options_by_name: dict[str, Any] = {}
     for action, given in names.items():
         negatives = [name for name in given if is_negative(name, action)]
-        about = option(action, [name.removeprefix("--") for name in negatives])
+        about = describe_option(action, [name.removeprefix("--") for name in negatives])
         options_by_name |= {name.removeprefix("--"): about for name in given if name not in negatives}
     return options_by_name
 
@@ -129,7 +125,7 @@ def is_negative(name: str, action: argparse.Action) -> bool:
     return name in getattr(action, "negative_option_strings", ()) or name.startswith("--no-")
 
 
-def option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
+def describe_option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
     return {
         "is_flag": action.nargs == 0,
         "negatives": negatives,
@@ -144,12 +140,12 @@ def option(action: argparse.Action, negatives: list[str]) -> dict[str, Any]:
 def json_value(value: Any) -> Any:
     """As JSON, or as text where JSON has no form for it."""
     try:
-        return json.loads(json.dumps(value, default=encoded))
+        return json.loads(json.dumps(value, default=encode_value))
     except (TypeError, ValueError):
         return repr(value)
 
 
-def encoded(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, set | frozenset):
@@ -157,12 +153,7 @@ def encoded(value: Any) -> Any:
     return str(value)
 
 
-def configs() -> dict[str, Any]:
-    """The fields of every configuration class, each with its schema and its default."""
-    return {name: fields(cls) for name, cls in config_classes().items()}
-
-
-def ignoring() -> list[str]:
+def ignoring_classes() -> list[str]:
     """The configuration classes that ignore a field which they do not have: pydantic does, where a class does not forbid it."""
     made_by_pydantic = {name: cls for name, cls in config_classes().items() if hasattr(cls, "__pydantic_fields__")}
     settings = {name: getattr(cls, "__pydantic_config__", None) or {} for name, cls in made_by_pydantic.items()}
@@ -175,15 +166,15 @@ def config_classes() -> dict[str, type]:
     return {name: cls for name, cls in classes.items() if isinstance(cls, type) and dataclasses.is_dataclass(cls)}
 
 
-def fields(cls: type) -> dict[str, Any]:
+def field_schemas(cls: type) -> dict[str, Any]:
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError:
         hints = {}
-    return {field.name: schema(cls, field.name, hints) for field in dataclasses.fields(cls) if field.init}
+    return {field.name: field_schema(cls, field.name, hints) for field in dataclasses.fields(cls) if field.init}
 
 
-def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
+def field_schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     """The schema of a field; None if vLLM's annotation has none, so any value is allowed."""
     from pydantic import PydanticUserError, TypeAdapter
 
@@ -197,7 +188,7 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
         described = TypeAdapter(hint).json_schema()
     except (PydanticUserError, NameError, TypeError, ValueError):
         return None
-    names = sorted({name for cls in enums(hint) for member in cls.__members__ for name in (member, member.lower())})
+    names = sorted({name for cls in find_enums(hint) for member in cls.__members__ for name in (member, member.lower())})
     if not names:
         return described
     # References begin at the top.
@@ -205,14 +196,14 @@ def schema(cls: Any, name: str, hints: dict[str, Any]) -> Any:
     return {"anyOf": [described, {"enum": names}]} | definitions
 
 
-def enums(hint: Any) -> list[Any]:
+def find_enums(hint: Any) -> list[Any]:
     """The enumerations in a type. vLLM also accepts their members by name, which their schema does not say."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return [hint]
-    return [cls for inner in typing.get_args(hint) for cls in enums(inner)]
+    return [cls for inner in typing.get_args(hint) for cls in find_enums(inner)]
 
 
-def metrics(package: Path) -> list[str]:
+def metric_names(package: Path) -> list[str]:
     """Every text in vLLM's source that is a metric's name."""
     names_read = set()
     for path in package.rglob("*.py"):
@@ -224,7 +215,7 @@ def metrics(package: Path) -> list[str]:
     return sorted(names_read)
 
 
-def variables(package: Path) -> list[str]:
+def variable_names(package: Path) -> list[str]:
     """The environment variables of vLLM: those of its list, and those that its source reads without it."""
     envs: Any = importlib.import_module("vllm.envs")
     read_in = {name for path in package.rglob("*.py") for name in variables_read(path.read_text("utf-8", errors="replace"))}
@@ -236,11 +227,11 @@ def variables_read(source: str) -> set[str]:
     # Only a file that has such a text is read as Python: most files get the variables by their attributes of vllm.envs.
     if not A_NAME.search(source) or not re.search("environ|getenv", source):
         return set()
-    names = {constant_of(place) for node in ast.walk(ast.parse(source)) for place in places_of_a_name(node)}
+    names = {constant_text(place) for node in ast.walk(ast.parse(source)) for place in name_places(node)}
     return {name for name in names if name.startswith(VARIABLE_PREFIX)}
 
 
-def places_of_a_name(node: ast.AST) -> list[ast.expr]:
+def name_places(node: ast.AST) -> list[ast.expr]:
     match node:
         case ast.Subscript(value=ast.Attribute(attr="environ"), slice=place, ctx=ast.Load()):
             return [place]
@@ -251,24 +242,25 @@ def places_of_a_name(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def constant_of(node: ast.expr) -> str:
+def constant_text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def registries() -> dict[str, list[str]]:
+def registered_names() -> dict[str, list[str]]:
     """The names of the parts that are registered in this vLLM, by the option or the field that takes such a name."""
     # Plugins of the environment register more.
     importlib.import_module("vllm.plugins").load_general_plugins()
     tools = next(importlib.import_module(name) for name in TOOL_PARSERS if has_module(name))
     reasoning: Any = importlib.import_module("vllm.reasoning")
-    connectors: Any = importlib.import_module(CONNECTORS)
-    loaders: Any = importlib.import_module(LOADERS)
+    connectors: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.factory")
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
+    quantization: Any = importlib.import_module("vllm.model_executor.layers.quantization")
     names: dict[str, Any] = {
         "tool-call-parser": tools.ToolParserManager.list_registered(),
         "reasoning-parser": reasoning.ReasoningParserManager.list_registered(),
         "kv-transfer-config.kv_connector": connectors.KVConnectorFactory._registry,
         "load-format": loaders._LOAD_FORMAT_TO_MODEL_LOADER,
-        "quantization": importlib.import_module(QUANTIZATIONS).QUANTIZATION_METHODS,
+        "quantization": quantization.QUANTIZATION_METHODS,
     }
     return {name: sorted(known) for name, known in names.items()}
 
@@ -280,7 +272,7 @@ def has_module(name: str) -> bool:
         return False
 
 
-def required(parser: argparse.ArgumentParser) -> dict[str, str]:
+def required_options(parser: argparse.ArgumentParser) -> dict[str, str]:
     """The flags that `vllm serve` refuses when they are given alone, because they require another option."""
     actions = parser._option_string_actions.items()
     flags = [name for name, action in actions if isinstance(action, SWITCHES) and not is_negative(name, action)]
@@ -337,7 +329,7 @@ class AbsentModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def can_be_imported(name: str) -> bool:
     """Whether it can be imported. Another process tries first, since code for another CPU ends the process that imports it."""
-    return ended(apart(is_importable, name)) is True and is_importable(name)
+    return await_answer(start_apart(is_importable, name)) is True and is_importable(name)
 
 
 def is_importable(name: str) -> bool:
@@ -383,8 +375,8 @@ def stand_in_for_a_driver(device: dict[str, Any]) -> None:
     capability = tuple(device["capability"])
     facts = {
         "get_device_capability": lambda *_, **__: interface.DeviceCapability(*capability),
-        "has_device_capability": lambda wanted, *_, **__: capability >= as_pair(wanted),
-        "is_device_capability": lambda wanted, *_, **__: capability == as_pair(wanted),
+        "has_device_capability": lambda wanted, *_, **__: capability >= capability_pair(wanted),
+        "is_device_capability": lambda wanted, *_, **__: capability == capability_pair(wanted),
         "get_device_name": lambda *_, **__: device["name"],
         "get_device_uuid": lambda *_, **__: "GPU-0",
         "get_device_total_memory": lambda *_, **__: device["memory_mib"] * 2**20,
@@ -405,11 +397,11 @@ def stand_in_for_a_driver(device: dict[str, Any]) -> None:
     registry._LazyRegisteredModel._save_modelinfo_to_cache = lambda *_: None
 
 
-def as_pair(capability: Any) -> tuple[int, ...]:
+def capability_pair(capability: Any) -> tuple[int, ...]:
     return tuple(capability) if isinstance(capability, tuple) else divmod(capability, 10)
 
 
-def read(config: str, parser: argparse.ArgumentParser) -> argparse.Namespace:
+def parse_config(config: str, parser: argparse.ArgumentParser) -> argparse.Namespace:
     """What vLLM's own parser reads from a config file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "server.yaml")
@@ -428,36 +420,31 @@ def unnamed_options(config: str, parsed: argparse.Namespace, parser: argparse.Ar
     return [dest.replace("_", "-") for dest in changed]
 
 
-def validate(parsed: argparse.Namespace) -> None:
+def validate_options(parsed: argparse.Namespace) -> None:
     """What `vllm serve` checks between its parser and its engine. Raises ValueError for what it refuses."""
     try:
         serve_command().validate(parsed)
     except TypeError as error:
         raise ValueError(str(error)) from error
-    known = registries()
     # Without this flag the tool parser's name is not looked up, and a plugin may register more names.
-    if parsed.enable_auto_tool_choice and not parsed.tool_parser_plugin:
-        check_registered("tool-call-parser", parsed.tool_call_parser, known)
-    if not parsed.reasoning_parser_plugin:
-        check_registered("reasoning-parser", parsed.reasoning_parser, known)
+    looks_up_tools = parsed.enable_auto_tool_choice and not parsed.tool_parser_plugin
+    names = {
+        "tool-call-parser": parsed.tool_call_parser if looks_up_tools else None,
+        "reasoning-parser": None if parsed.reasoning_parser_plugin else parsed.reasoning_parser,
+    }
+    known = registered_names()
+    for option, name in names.items():
+        if name and name not in known[option]:
+            raise ValueError(f"no {option} is registered as {name!r}")
 
 
-def check_registered(option: str, name: str | None, known: dict[str, list[str]]) -> None:
-    if name and name not in known[option]:
-        raise ValueError(f"no {option} is registered as {name!r}")
-
-
-def arguments_of(parsed: argparse.Namespace) -> Any:
-    """vLLM's arguments of a server."""
+def make_configuration(parsed: argparse.Namespace) -> Any:
+    """vLLM's whole configuration for these options of a server."""
     arguments: Any = importlib.import_module("vllm.engine.arg_utils")
-    return arguments.AsyncEngineArgs.from_cli_args(parsed)
-
-
-def configured(arguments: Any) -> Any:
-    """vLLM's whole configuration for these arguments."""
+    made = arguments.AsyncEngineArgs.from_cli_args(parsed)
     look_at_classes_in_forks()
     usage: Any = importlib.import_module("vllm.usage.usage_lib")
-    return arguments.create_engine_config(usage.UsageContext.OPENAI_API_SERVER)
+    return made.create_engine_config(usage.UsageContext.OPENAI_API_SERVER)
 
 
 def look_at_classes_in_forks() -> None:
@@ -468,22 +455,22 @@ def look_at_classes_in_forks() -> None:
     def run(work: typing.Callable[[], Any]) -> Any:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "answer")
-            if isinstance(ended(apart(lambda: file.write_bytes(pickle.dumps(work())))), int):
+            if isinstance(await_answer(start_apart(lambda: file.write_bytes(pickle.dumps(work())))), int):
                 return pickle.loads(file.read_bytes())  # noqa: S301  (the fork's own)
         return start_anew(work)
 
     registry._run_in_subprocess = run
 
 
-def judged(server: dict[str, Any]) -> dict[str, Any]:
+def judge_server(server: dict[str, Any]) -> dict[str, Any]:
     os.environ.update(server["environment"])
     answer: dict[str, Any] = {"parsed": False, "unnamed": [], "refused": None, "unclear": None}
     try:
         parser = serve_parser()
-        parsed = read(server["config"], parser)
+        parsed = parse_config(server["config"], parser)
         answer |= {"parsed": True, "unnamed": unnamed_options(server["config"], parsed, parser)}
-        validate(parsed)
-        configured(arguments_of(parsed))
+        validate_options(parsed)
+        make_configuration(parsed)
     except (ValueError, NotImplementedError) as error:
         answer["unclear" if answer["parsed"] and is_of_the_model(error) else "refused"] = message_of(error)
     except Exception as error:  # whatever it is, it says nothing against the server
@@ -514,16 +501,16 @@ def message_of(error: BaseException) -> str:
     return f"{error}" or type(error).__name__
 
 
-def resolved(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+def resolve_defaults(kind: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The value of each option that is left out, for a model of this kind; empty if this vLLM can configure none."""
-    answers = (ended(apart(resolved_for, model, parser)) for model in MADE_MODELS[kind])
+    answers = (await_answer(start_apart(resolve_for_model, model, parser)) for model in MADE_MODELS[kind])
     return next((answer for answer in answers if "unclear" not in answer), {})
 
 
-def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
+def resolve_for_model(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model | SIZES), encoding="utf-8")
-        made = configured(arguments_of(read(json.dumps({"model": folder, "skip-tokenizer-init": True}), parser)))
+        made = make_configuration(parse_config(json.dumps({"model": folder, "skip-tokenizer-init": True}), parser))
     defaults = {}
     for name, about in accepted_options(parser).items():
         values = [getattr(part, about["destination"], None) for part in vars(made).values()]
@@ -536,8 +523,8 @@ def resolved_for(model: dict[str, Any], parser: argparse.ArgumentParser) -> dict
 # --- each in a process of its own, since a process takes a platform only once
 
 
-def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
-    """Start `work` in a process of its own: what it sets and imports is gone afterwards. `ended` gives its result."""
+def start_apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
+    """Start `work` in a process of its own: what it sets and imports is gone afterwards. `await_answer` gives its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -552,7 +539,7 @@ def apart(work: typing.Callable[..., Any], *arguments: Any) -> tuple[int, int]:
     return child, reading
 
 
-def ended(started: tuple[int, int]) -> Any:
+def await_answer(started: tuple[int, int]) -> Any:
     child, reading = started
     with os.fdopen(reading) as answer:
         text = answer.read()
@@ -565,30 +552,33 @@ def answer_on(device: dict[str, Any] | None, is_home: bool, servers: list[dict[s
     if device is not None:
         stand_in_for_a_driver(device)
     parser = serve_parser()
-    return {"knows": knowledge(parser) if is_home else {}, "servers": [ended(apart(judged, server)) for server in servers]}
+    return {
+        "knows": collect_knowledge(parser) if is_home else {},
+        "servers": [await_answer(start_apart(judge_server, server)) for server in servers],
+    }
 
 
-def knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def collect_knowledge(parser: argparse.ArgumentParser) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
     package = Path(str(vllm.__file__)).parent
     return {
         "options": accepted_options(parser),
-        "configs": configs(),
-        "environment": variables(package),
-        "metrics": metrics(package),
-        "registries": registries(),
-        "required": required(parser),
-        "ignoring": ignoring(),
+        "configs": {name: field_schemas(cls) for name, cls in config_classes().items()},
+        "environment": variable_names(package),
+        "metrics": metric_names(package),
+        "registries": registered_names(),
+        "required": required_options(parser),
+        "ignoring": ignoring_classes(),
     }
 
 
-def resolutions() -> dict[str, Any]:
+def resolve_kinds() -> dict[str, Any]:
     stand_in_for_a_driver(A_GPU)
     parser = serve_parser()
-    return {kind: resolved(kind, parser) for kind in MADE_MODELS}
+    return {kind: resolve_defaults(kind, parser) for kind in MADE_MODELS}
 
 
-def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str, Any]:
+def ask_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str, Any]:
     by_device: dict[str, list[int]] = {}
     for number, server in enumerate(servers):
         by_device.setdefault(json.dumps(server["device"]), []).append(number)
@@ -596,10 +586,10 @@ def asked_of_each(servers: list[dict[str, Any]], has_platform: bool) -> dict[str
     home = json.dumps(None) if has_platform else next(iter(by_device), json.dumps(A_GPU))
     by_device.setdefault(home, [])
     started = {
-        device: apart(answer_on, json.loads(device), device == home, [servers[number] for number in numbers])
+        device: start_apart(answer_on, json.loads(device), device == home, [servers[number] for number in numbers])
         for device, numbers in by_device.items()
     }
-    answers = {device: ended(child) for device, child in started.items()}
+    answers = {device: await_answer(child) for device, child in started.items()}
     if "knows" not in answers[home]:
         sys.exit(answers[home]["unclear"])
     answer: dict[str, Any] = answers[home]["knows"]
@@ -617,11 +607,11 @@ def main() -> None:
     answer_to = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT) if len(sys.argv) > 2 else os.dup(1)
     os.dup2(2, 1)
     platform: Any = importlib.import_module("vllm.platforms").current_platform
-    resolves = apart(resolutions) if asked["resolve"] else None
-    answer = asked_of_each(asked["servers"], bool(platform.device_type)) | {
+    resolves = start_apart(resolve_kinds) if asked["resolve"] else None
+    answer = ask_of_each(asked["servers"], bool(platform.device_type)) | {
         "version": importlib.metadata.version("vllm"),
         "build": "cpu" if platform.is_cpu() else "cuda",
-        "resolved": ended(resolves) if resolves else {},
+        "resolved": await_answer(resolves) if resolves else {},
     }
     with os.fdopen(answer_to, "w") as out:
         json.dump(answer, out, indent=1, sort_keys=True)

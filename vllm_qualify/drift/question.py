@@ -27,17 +27,12 @@ class Question:
 
     @property
     def unasked(self) -> list[str]:
-        """What the engine could not say, in words. Raises as `wait`."""
-        self.wait(_nothing)
+        """What the engine could not say, in words. Waits for it, and raises what `ask` raises."""
+        self.wait(lambda: None)
         return self._unasked
 
     def ask(self) -> list[str]:
-        """Ask to the end, or until `give_up`. Returns what the engine could not say.
-
-        Raises:
-            RecipeError: the engine does not accept the recipe; the error names each problem.
-            HostError: the engine cannot be asked.
-        """
+        """Ask to the end, or until `give_up`. Returns what the engine could not say. Raises as `check_plans`."""
         try:
             self._unasked = check_plans(self._plans, self._cache, self._check_wanted)
         except _GivenUpError as error:
@@ -91,7 +86,3 @@ class Question:
 
 class _GivenUpError(Exception):
     """The answer is no longer needed."""
-
-
-def _nothing() -> None:
-    """Do nothing meanwhile."""

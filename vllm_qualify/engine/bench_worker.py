@@ -14,8 +14,8 @@ beside the result. The clock of the command, and the samples of its client, have
 With `--metadata turns=N` the requests are chats of N turns: the next turn is sent when the reply has come, and has it. Bench
 sends and times each request as ever; only the messages in it are put together here (`_Turns`).
 
-Its further arguments are the starter's time, as `clock.handed_over` gives it: the samples of both can then be compared, even
-if the machine's clock is set meanwhile.
+Its further arguments are the starter's time, as `watch.steady_clock_arguments` gives it: the samples of both can then be
+compared, even if the machine's clock is set meanwhile.
 """
 
 import asyncio
@@ -46,25 +46,30 @@ TELLING_CHARS = 64
 
 def main(letter_box: Path, offset_s: float) -> None:
     letter_box.mkdir(parents=True, exist_ok=True)
-    parser, bench = _bench()
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.benchmarks.serve import main as bench
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    add_cli_args(parser)
     prompts = _Prompts()
 
     def run(arguments: list[str]) -> None:
         bench(parser.parse_args(arguments))
 
     taken: set[Path] = set()
-    _say("vllm-qualify: ready")
+    _print_line("vllm-qualify: ready")
     while True:
-        for path in _new(letter_box, "*.ahead", taken):
+        for path in _new_files(letter_box, "*.ahead", taken):
             prompts.planned = json.loads(path.read_text())
-            _say(f"\n{MARK} {path.stem} {{}}")
-        for path in _new(letter_box, "*.order", taken):
+            _print_line(f"\n{MARK} {path.stem} {{}}")
+        for path in _new_files(letter_box, "*.order", taken):
             arguments, watch = json.loads(path.read_text()), Watch(offset_s)
             prompts.begin(arguments)
             run(arguments)
-            used = watch.ended()
+            used = watch.stop()
             count_texts(arguments, prompts.tokenizer)
-            _say(f"\n{MARK} {path.stem} {json.dumps(used | {'drawn_before': prompts.drawn_before})}")
+            _print_line(f"\n{MARK} {path.stem} {json.dumps(used | {'drawn_before': prompts.drawn_before})}")
         if arguments := prompts.next():
             prompts.make(arguments, run)
         else:
@@ -93,7 +98,7 @@ def tokens_name(result: str) -> str:
     return f"tokens-{result.removeprefix('bench-')}"
 
 
-def _new(letter_box: Path, names: str, taken: set[Path]) -> Iterator[Path]:
+def _new_files(letter_box: Path, names: str, taken: set[Path]) -> Iterator[Path]:
     """The files that were not taken before, in the order of their names.
 
     They stay: Docker Engine sets the owner and the time of a file after it has appeared, and fails where it is gone by then.
@@ -103,19 +108,9 @@ def _new(letter_box: Path, names: str, taken: set[Path]) -> Iterator[Path]:
         yield path
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _bench() -> tuple[Any, Callable[[Any], object]]:
-    """The parser of its options, and the function that runs it."""
-    from vllm.benchmarks.serve import add_cli_args, main
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = FlexibleArgumentParser()
-    add_cli_args(parser)
-    return parser, main
 
 
 class _MadeError(BaseException):
@@ -143,9 +138,9 @@ class _Prompts:
         serve: Any = sys.modules["vllm.benchmarks.serve"]
         self._can = _asks_for(serve, "get_samples")
         if self._can:
-            self._by_vllm, serve.get_samples = serve.get_samples, self._give
+            self._by_vllm, serve.get_samples = serve.get_samples, self._give_prompts
         else:
-            _say("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
+            _print_line("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
         if _asks_for(serve, "get_tokenizer"):
             # Loading a large tokenizer again for each command takes a second.
             self._tokenizer_of = lru_cache(maxsize=1)(serve.get_tokenizer)
@@ -171,26 +166,25 @@ class _Prompts:
         try:
             run(arguments)
         except _MadeError:
-            _say("vllm-qualify: prompts made ahead")
+            _print_line("vllm-qualify: prompts made ahead")
 
-    def _give(self, args: Any, *others: Any, **named: Any) -> Any:
+    def _give_prompts(self, args: Any, *others: Any, **named: Any) -> Any:
         """Replaces vLLM's `get_samples`, from which a command gets its prompts."""
         if self._running in self._made and not self._is_ahead:
             samples, states, options = self._made.pop(self._running)
             vars(args).update(options)
             for (_, put_back), state in zip(_random_numbers(), states, strict=True):
                 put_back(state)
-            _say("vllm-qualify: with prompts made ahead")
-            self._count(args, samples)
-            return self._asked_in_turns(args, samples)
-        samples = self._by_vllm(args, *others, **named)
-        if not self._is_ahead:
-            self._count(args, samples)
-            return self._asked_in_turns(args, samples)
-        self._made[self._running] = (samples, [state() for state, _ in _random_numbers()], dict(vars(args)))
-        raise _MadeError
+            _print_line("vllm-qualify: with prompts made ahead")
+        else:
+            samples = self._by_vllm(args, *others, **named)
+        if self._is_ahead:
+            self._made[self._running] = (samples, [state() for state, _ in _random_numbers()], dict(vars(args)))
+            raise _MadeError
+        self._count_drawn(args, samples)
+        return self._asked_in_turns(args, samples)
 
-    def _count(self, args: Any, samples: list[Any]) -> None:
+    def _count_drawn(self, args: Any, samples: list[Any]) -> None:
         """Count the random prompts that were drawn before: bench takes runs of consecutive tokens, and a vocabulary has few."""
         self.drawn_before = 0.0
         if getattr(args, "dataset_name", None) != "random" or len(samples) < 2:
@@ -269,22 +263,25 @@ class Watch:
         self._offset_s = offset_s
         self.samples: list[tuple[float, float]] = []
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread = threading.Thread(target=self._sample_until_over, daemon=True)
         self._thread.start()
 
-    def _sample(self) -> None:
+    def _sample_until_over(self) -> None:
         while not self._over.wait(SAMPLE_EVERY_S):
-            self.samples.append(self._now())
+            self.samples.append(self._take_sample())
 
-    def _now(self) -> tuple[float, float]:
-        return round(self._offset_s + time.monotonic(), 3), _used_s()
+    def _take_sample(self) -> tuple[float, float]:
+        """CPU seconds of the main thread, which sends the requests (fields 14 and 15 of its stat, in clock ticks)."""
+        fields = Path(f"/proc/self/task/{os.getpid()}/stat").read_text().rpartition(")")[2].split()
+        used_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return round(self._offset_s + time.monotonic(), 3), used_s
 
-    def ended(self) -> dict[str, object]:
+    def stop(self) -> dict[str, object]:
         """Stop sampling. A sample is a pair: the time in s since 1970, and the CPU seconds used by then."""
         self._over.set()
         self._thread.join()
         # A command may be shorter than the time between two samples.
-        self.samples.append(self._now())
+        self.samples.append(self._take_sample())
         most_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return {"cpu_s": self.samples, "max_rss_mib": most_kib // 1024}
 
@@ -293,12 +290,6 @@ def offset_from(offset_s: str, boot_id: str) -> float:
     """How far unix time is ahead of the monotonic clock, in s: as given, or by its own clock if this is another machine."""
     own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return float(offset_s) if boot_id == own else time.time() - time.monotonic()
-
-
-def _used_s() -> float:
-    """CPU seconds of the main thread, which sends the requests (fields 14 and 15 of its stat, in clock ticks)."""
-    fields = Path(f"/proc/self/task/{os.getpid()}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

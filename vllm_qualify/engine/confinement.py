@@ -1,7 +1,7 @@
 """What a process that runs foreign code may see of this machine: its environment by name, its files by rules.
 
 Code of a model under test runs in the server, in its load client and in the probe of the engine; code of a task in lm-eval.
-None of them needs this process's keys. `confine.py` applies the rules.
+None of them needs this process's keys. `landlock.py` applies the rules.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.confine import LEAST_VERSION
+from vllm_qualify.engine.landlock import LEAST_VERSION
 from vllm_qualify.errors import writing
 from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.serving import is_secret_name
@@ -156,14 +156,14 @@ class Confinement(Frozen):
 
 
 class Confined(NamedTuple):
-    """All that a process needs to be run confined: see `guarded`."""
+    """All that a process needs to be run confined: see `running_guarded`."""
 
     environment: dict[str, str]
     rules: Confinement
 
 
 @contextmanager
-def confined(
+def confining_process(
     extra: Mapping[str, str],
     named: Iterable[Path] = (),
     readable: Iterable[Path] = (),
@@ -180,18 +180,17 @@ def confined(
     qualification.
 
     `extra` variables come last. `named` paths come from a recipe or an environment, and are read unless that would open a key
-    of this user. So are the paths in variables; those of caches are written, too.
-
-    Raises:
-        HostError: the folder of caches cannot be made.
+    of this user. So are the paths in variables; those of caches are written, too. Raises HostError if the folder of caches
+    cannot be made.
     """
     hub = hub_cache()
     with writing(STAGE):
-        kept = _made(_cache_home())
-        hub_folders = [_made(hub / name) for name in HUB_FOLDERS] if downloads else []
+        # What engines compile is kept here from one run to the next.
+        kept = _make_folder(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "vllm-qualify")
+        hub_folders = [_make_folder(hub / name) for name in HUB_FOLDERS] if downloads else []
     # A short name: it holds sockets, and a path of a socket has at most 107 letters.
     with TemporaryDirectory(prefix="vq-", ignore_cleanup_errors=True) as temporary:
-        cache = _made(Path(temporary, "home")) if is_trusting else kept
+        cache = _make_folder(Path(temporary, "home")) if is_trusting else kept
         own = {
             "HOME": str(cache),
             "TMPDIR": temporary,
@@ -209,12 +208,14 @@ def confined(
         }
         environment = compiled | quiet_environment(downloads=downloads and not is_trusting) | own | dict(extra)
         closed = {*own, *(() if downloads else HUB_CACHES), *(CACHES if is_trusting else ())}
-        in_variables = _paths_in({name: value for name, value in environment.items() if name not in closed})
+        parts = [(name, part) for name, value in environment.items() if name not in closed for part in re.split("[: ]", value)]
+        in_variables = [(name, Path(part)) for name, part in parts if part.startswith("/")]
+        tools = _with_libraries(path for _, path in in_variables)
         caches = [path for name, path in in_variables if name in CACHES]
         rules = Confinement(
-            readable=_unique(SYSTEM, readable, _without_keys([*named, *_with_libraries(path for _, path in in_variables)])),
-            listable=_unique(listable),
-            writable=_unique(SHARED, [temporary, cache], writable, hub_folders, _without_keys(caches)),
+            readable=_unique_paths(SYSTEM, readable, _without_keys([*named, *tools])),
+            listable=_unique_paths(listable),
+            writable=_unique_paths(SHARED, [temporary, cache], writable, hub_folders, _without_keys(caches)),
             devices=[str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))],
             # CUDA writes the names of its threads there, and does not start where it may not.
             processes=["/proc"],
@@ -253,31 +254,18 @@ def _reported_folders(python: Path) -> list[Path]:
 
 def folders_here() -> tuple[list[Path], list[Path]]:
     """Where this Python, its packages and this package are; and what Python must list to find them."""
-    executable = Path(sys.executable)
-    package = Path(__file__).parents[1]
+    executable, package = Path(sys.executable), Path(__file__).parents[1]
     read = [Path(sys.prefix), Path(sys.base_prefix), executable.parents[1], executable.resolve().parent, package]
     return read, [package.parent]
 
 
-def _cache_home() -> Path:
-    """The home of confined processes: what engines compile is kept in it from one run to the next."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute()
-    return caches / "vllm-qualify"
-
-
-def _made(folder: Path) -> Path:
+def _make_folder(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _unique(*groups: Iterable[str | Path]) -> list[str]:
+def _unique_paths(*groups: Iterable[str | Path]) -> list[str]:
     return list(dict.fromkeys(str(path) for group in groups for path in group))
-
-
-def _paths_in(variables: Mapping[str, str]) -> list[tuple[str, Path]]:
-    """The absolute paths that variables name, also in lists like PATH, each with its variable."""
-    parts = [(name, part) for name, value in variables.items() for part in re.split("[: ]", value)]
-    return [(name, Path(part)) for name, part in parts if part.startswith("/")]
 
 
 def _with_libraries(paths: Iterable[Path]) -> Iterator[Path]:
@@ -291,26 +279,23 @@ def _with_libraries(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _without_keys(paths: Iterable[Path]) -> list[Path]:
     """The paths by which no key of this user would be opened."""
-    homes, keys = [path.resolve() for path in _homes()], [path.resolve() for path in _key_places()]
-    return [path for path in paths if not _opens(path.resolve(), homes, keys)]
+    homes, keys = [path.resolve() for path in _home_folders()], [path.resolve() for path in _key_places()]
+
+    def opens_key(path: Path) -> bool:
+        return any(each.is_relative_to(path) for each in (*homes, *keys)) or any(path.is_relative_to(key) for key in keys)
+
+    return [path for path in paths if not opens_key(path.resolve())]
 
 
-def _opens(path: Path, homes: Sequence[Path], keys: Sequence[Path]) -> bool:
-    return any(each.is_relative_to(path) for each in (*homes, *keys)) or any(path.is_relative_to(key) for key in keys)
-
-
-def _homes() -> list[Path]:
+def _home_folders() -> list[Path]:
     """The user's home and that of the runs: parts of them may be opened, such as a model's folder."""
     ours = os.environ.get("VLLM_QUALIFY_HOME") or "~/.vllm-qualify"
     return [Path.home(), Path(ours).expanduser()]
 
 
 def _key_places() -> list[Path]:
-    named = [value for name, value in os.environ.items() if value and (name in KEY_VARIABLES or is_key_file(name))]
+    """Also what a variable names a file with a secret, such as VLLM_QUALIFY_PRIVATE_KEY_FILE."""
+    of_keys = {name for name in os.environ if name.endswith("_FILE") and is_secret_name(name.removesuffix("_FILE"))}
+    named = [value for name, value in os.environ.items() if value and name in of_keys.union(KEY_VARIABLES)]
     login = [hub_cache() / name for name in ("token", "stored_tokens")]
     return [*(Path.home() / name for name in KEY_FOLDERS), *login, *(Path(value).expanduser() for value in named)]
-
-
-def is_key_file(name: str) -> bool:
-    """Whether a variable names a file with a secret, such as VLLM_QUALIFY_PRIVATE_KEY_FILE."""
-    return name.endswith("_FILE") and is_secret_name(name.removesuffix("_FILE"))

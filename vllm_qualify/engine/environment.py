@@ -7,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vllm_qualify.engine.confinement import quiet_environment
-from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.serving import VLLM, EngineName
@@ -81,12 +81,16 @@ class EngineEnvironment(Frozen):
         return self.python.parent / "vllm"
 
     def identity(self) -> EngineIdentity:
-        """What is installed in it.
-
-        Raises:
-            HostError: this Python cannot run or has no vLLM.
-        """
-        probed = self._probe()
+        """What is installed in it. Raises HostError if this Python cannot run or has no vLLM."""
+        command = [str(self.python), "-I", "-c", PROBE]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=quiet_environment(), check=False)
+            probed: dict[str, Any] = json.loads(done.stdout)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise HostError(f"the engine's Python {self.python} does not run", _REMEDY, "check") from error
+        except ValueError as error:
+            said = redact(done.stderr).splitlines()[-5:]
+            raise HostError(f"{self.python} is not a Python that lists its packages", _REMEDY, "check", said) from error
         if "vllm" not in probed["packages"] or not probed["record_sha256"]:
             raise HostError(f"no vLLM in the environment of {self.python}", _REMEDY, "check")
         return EngineIdentity(
@@ -96,24 +100,6 @@ class EngineEnvironment(Frozen):
             packages=probed["packages"],
         )
 
-    def _probe(self) -> dict[str, dict[str, str]]:
-        try:
-            done = subprocess.run(
-                [str(self.python), "-I", "-c", PROBE],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                env=quiet_environment(),
-                check=False,
-            )
-            answer: dict[str, dict[str, str]] = json.loads(done.stdout)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise HostError(f"the engine's Python {self.python} does not run", _REMEDY, "check") from error
-        except ValueError as error:
-            said = redact(done.stderr).splitlines()[-5:]
-            raise HostError(f"{self.python} is not a Python that lists its packages", _REMEDY, "check", said) from error
-        return answer
-
 
 _REMEDY = f"run `make setup` in the checkout, or set {OVERRIDE} to the environment's folder"
 
@@ -121,8 +107,7 @@ _REMEDY = f"run `make setup` in the checkout, or set {OVERRIDE} to the environme
 def find_engine() -> EngineEnvironment:
     """The engine environment: by VLLM_QUALIFY_ENGINE, else the checkout's, else the one this Python is in.
 
-    Raises:
-        HostError: none of them has a `vllm` command.
+    Raises HostError if none of them has a `vllm` command.
     """
     override = os.environ.get(OVERRIDE)
     checkout = Path(__file__).resolve().parents[2] / CHECKOUT_ENVIRONMENT
@@ -130,23 +115,24 @@ def find_engine() -> EngineEnvironment:
     for folder in folders:
         if (folder / "bin" / "vllm").exists():
             return EngineEnvironment(python=folder / "bin" / "python")
-    looked = ", ".join(str(folder) for folder in folders)
-    raise HostError(f"no vLLM found in {looked}", _REMEDY, "check")
+    raise HostError(f"no vLLM found in {', '.join(map(str, folders))}", _REMEDY, "check")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's content, as `sha256:` and hexadecimal digits."""
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{file_sha256(path)}"
 
 
 def content_of(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file in a folder by its relative path, sorted; also of files in folders that are links."""
-    digests = {}
-    for path in sorted(_files_below(folder, frozenset())):
-        with path.open("rb") as file:
-            digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    paths = sorted(_files_below(folder, frozenset()))
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}
 
 
 def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:

@@ -4,7 +4,7 @@ A script that uses only the standard library: it starts in milliseconds, and sur
 
     guard.py STATE_FILE GRACE_S RULES COMMAND [ARGUMENT …]
 
-RULES are those of `confine.py` as JSON, or `null`. The command runs in its own process group. Standard input is a pipe from
+RULES are those of `landlock.py` as JSON, or `null`. The command runs in its own process group. Standard input is a pipe from
 the parent. It closes when the parent asks for a stop or is killed. Then the group gets SIGTERM, and SIGKILL after GRACE_S
 seconds. When the command ends on its own, the rest of its group is killed. STATE_FILE holds {"pid": …}, and at the end
 {"pid": …, "exit_code": …}, where an exit code below zero is a signal.
@@ -26,13 +26,13 @@ from typing import Any
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Beside this file. Its folder is not on this process's import path.
-CONFINE = str(Path(__file__).with_name("confine.py"))
+LANDLOCK = str(Path(__file__).with_name("landlock.py"))
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def preparing_child(rules: Any) -> Callable[[], None]:
     """For the child, before exec: restore the default signal handlers, die with a guard that is killed with -9, be confined."""
-    confine = runpy.run_path(CONFINE)["confining"](rules) if rules is not None else lambda: None
+    confine = runpy.run_path(LANDLOCK)["confining_child"](rules) if rules is not None else lambda: None
 
     def prepare() -> None:
         for number in IGNORED:
@@ -72,7 +72,7 @@ def reap_orphans(group: int) -> None:
             return
 
 
-def write_state(path: Path, **state: int) -> None:
+def write_state(path: Path, **state: Any) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(state))
     fresh.replace(path)
@@ -83,12 +83,7 @@ def main() -> None:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=preparing_child(rules),
-    )
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=preparing_child(rules))
     write_state(state_file, pid=child.pid)
     threading.Thread(target=stop_when_parent_leaves, args=(child, grace_s), daemon=True).start()
     exit_code = child.wait()

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, writing
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
@@ -49,55 +49,49 @@ class Repository(Frozen):
 def resolve_commit(model: str, revision: str | None, place: str) -> str:
     """The commit of a branch, a tag or, for None, the default branch. HF_TOKEN and HF_ENDPOINT are used if they are set.
 
-    Raises:
-        CallerError: the name is not valid, or the hub has no such model or revision.
-        HostError: the hub asks for a login, or does not answer as it should; `retry` if that may pass.
+    Raises CallerError if the name is not valid, or the hub has no such model or revision; HostError if the hub asks for a
+    login, or does not answer as it should, with `retry` if that may pass.
     """
-    return _about(model, revision, place, files_metadata=False)[0]
+    return _ask_hub(model, revision, place, files_metadata=False)[0]
 
 
 def find_repository(model: str, revision: str | None, place: str) -> Repository:
     """A repository at the commit of `revision`, with the hashes that the hub has of its files. Raises as `resolve_commit`."""
-    commit, siblings = _about(model, revision, place, files_metadata=True)
-    files = dict(_named(each, model, place) for each in siblings)
+    commit, siblings = _ask_hub(model, revision, place, files_metadata=True)
+    files = dict(_path_and_hash(each, model, place) for each in siblings)
     return Repository(name=model, commit=commit, files={path: files[path] for path in sorted(files) if files[path]})
 
 
 def fetch(repository: Repository, place: str) -> Path:
     """Bring a repository's files into this machine's cache, and check each by the hub's hash. Returns their folder.
 
-    Weights in a second format are left out.
-
-    Raises:
-        CallerError, HostError: as `resolve_commit`, or the cache cannot be written.
-        HubError: a file of this commit, in the cache before or fetched now, is not what the hub has.
+    Weights in a second format are left out. Raises as `resolve_commit` and `check_files`; HostError also if the cache cannot be
+    written.
     """
-    what = f"{repository.name} at {repository.commit}"
-    with _answered(what, place):
-        folder = huggingface_hub.snapshot_download(
-            repository.name,
-            revision=repository.commit,
-            cache_dir=cache_folder(),
-            allow_patterns=[glob.escape(path) for path in needed(repository.files)] or None,
-            endpoint=_endpoint(),
-        )
-    check_files(Path(folder), repository, place)
-    return Path(folder)
+    wanted = [glob.escape(path) for path in needed_files(repository.files)] or None
+    folder = _download(repository.name, repository.commit, place, allow_patterns=wanted)
+    check_files(folder, repository, place)
+    return folder
 
 
 def fetch_configuration(model: str, revision: str | None, place: str) -> None:
     """Bring a model's files without its weights into the cache, by the name of a branch too. Raises as `resolve_commit`."""
-    with _answered(f"{model} at {revision or 'its default branch'}", place):
-        huggingface_hub.snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=cache_folder(),
-            ignore_patterns=[f"*{end}" for end in WEIGHTS],
-            endpoint=_endpoint(),
+    _download(model, revision, place, ignore_patterns=[f"*{end}" for end in WEIGHTS])
+
+
+def _download(model: str, revision: str | None, place: str, **patterns: Any) -> Path:
+    with _hub_errors_as_ours(_in_words(model, revision), place):
+        folder = huggingface_hub.snapshot_download(
+            model, revision=revision, cache_dir=cache_folder(), endpoint=_hub_endpoint(), **patterns
         )
+    return Path(folder)
 
 
-def needed(files: Iterable[str]) -> list[str]:
+def _in_words(model: str, revision: str | None) -> str:
+    return f"{model} at {revision or 'its default branch'}"
+
+
+def needed_files(files: Iterable[str]) -> list[str]:
     """Those of a repository's files that a server may read: weights in one format, the first that there is of `WEIGHTS`."""
     paths = sorted(path for path in files if not path.startswith("original/"))
     taken = next((end for end in WEIGHTS if any(path.endswith(end) for path in paths)), None)
@@ -107,16 +101,14 @@ def needed(files: Iterable[str]) -> list[str]:
 def check_files(folder: Path, repository: Repository, place: str) -> None:
     """Compare every file that is in a snapshot's folder with the hub's hash of it.
 
-    Raises:
-        HubError: a file is another one, or the hub does not have it at this commit.
-        HostError: a file cannot be read.
+    Raises HubError if a file is another one, or the hub does not have it at this commit; HostError if one cannot be read.
     """
     if not repository.files:
         return
     # A link to a folder is none of the hub's: what is in it would be served, and is not walked here.
     paths = sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     with writing(place), ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-        digests = list(pool.map(partial(_is_the_hubs, folder, repository), paths))
+        digests = list(pool.map(partial(_has_hub_hash, folder, repository), paths))
     if changed := [path.relative_to(folder).as_posix() for path, is_same in zip(paths, digests, strict=True) if not is_same]:
         problem = f"{', '.join(changed)} in the cache is not what the hub has of {repository.name} at {repository.commit}"
         remedy = f"delete {folder.parents[1]}, and find out who may write there"
@@ -134,7 +126,7 @@ def folder_name(model: str) -> str:
     return f"models--{model.replace('/', '--')}"
 
 
-def _is_the_hubs(folder: Path, repository: Repository, path: Path) -> bool:
+def _has_hub_hash(folder: Path, repository: Repository, path: Path) -> bool:
     expected = repository.files.get(path.relative_to(folder).as_posix())
     if expected is None:
         return False
@@ -146,7 +138,7 @@ def _is_the_hubs(folder: Path, repository: Repository, path: Path) -> bool:
         return f"{GIT_BLOB}{hashlib.file_digest(file, lambda: own).hexdigest()}" == expected
 
 
-def _named(sibling: "hf_api.RepoSibling", model: str, place: str) -> tuple[str, str]:
+def _path_and_hash(sibling: "hf_api.RepoSibling", model: str, place: str) -> tuple[str, str]:
     """A file's path and its hash: SHA-256 of what Git LFS keeps, else Git's own; empty if the hub gives none."""
     path = PurePosixPath(sibling.rfilename)
     if path.is_absolute() or ".." in path.parts:
@@ -156,29 +148,29 @@ def _named(sibling: "hf_api.RepoSibling", model: str, place: str) -> tuple[str, 
     return str(path), f"{GIT_BLOB}{sibling.blob_id}" if sibling.blob_id else ""
 
 
-def _about(model: str, revision: str | None, place: str, *, files_metadata: bool) -> "tuple[str, list[hf_api.RepoSibling]]":
+def _ask_hub(model: str, revision: str | None, place: str, *, files_metadata: bool) -> "tuple[str, list[hf_api.RepoSibling]]":
     """A revision's commit, and its files."""
-    what = f"{model} at {revision or 'its default branch'}"
-    with _answered(what, place):
-        hub = huggingface_hub.HfApi(endpoint=_endpoint())
+    what = _in_words(model, revision)
+    with _hub_errors_as_ours(what, place):
+        hub = huggingface_hub.HfApi(endpoint=_hub_endpoint())
         # TimeoutError is an OSError, as one of the hub's own library.
-        about = within(
+        about = call_within(
             ANSWER_S, lambda: hub.model_info(model, revision=revision, timeout=READ_S, files_metadata=files_metadata)
         )
     if not about.sha:
-        raise _unknown(what, place)
+        raise _no_commit_error(what, place)
     return about.sha, about.siblings or []
 
 
 @contextmanager
-def _answered(what: str, place: str) -> Iterator[None]:
+def _hub_errors_as_ours(what: str, place: str) -> Iterator[None]:
     """Within the block, an error of the hub's library is one of ours."""
     try:
         yield
     except hub_errors.HFValidationError as error:
         raise CallerError(f"{what} is not a model of the hub", "write it like Qwen/Qwen3-0.6B", place) from error
     except hub_errors.HfHubHTTPError as error:
-        raise _refusal(error, what, place) from error
+        raise _refusal_error(error, what, place) from error
     except hub_errors.OfflineModeIsEnabled as error:
         raise HostError(f"the hub was not asked for {what}", "unset HF_HUB_OFFLINE", place, kind="hub-offline") from error
     # HTTPError comes from its HTTP client, which depends on its version.
@@ -186,17 +178,17 @@ def _answered(what: str, place: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in OF_THE_DISK:
             remedy = "free space on its disk and check its permissions, or set HF_HOME"
             raise HostError(f"the hub's cache cannot be written: {error}", remedy, place) from error
-        raise _unreachable(what, str(error), place) from error
+        raise _unreachable_error(what, str(error), place) from error
     except (ValueError, LookupError, TypeError) as error:
-        raise _unknown(what, place) from error
+        raise _no_commit_error(what, place) from error
 
 
-def _endpoint() -> str | None:
+def _hub_endpoint() -> str | None:
     """The current HF_ENDPOINT: the library itself reads it only once, when it is imported."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-def _refusal(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> QualifyError:
+def _refusal_error(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> QualifyError:
     status = error.response.status_code
     if status in (401, 403):
         problem = f"the hub asks for a login, or has no {what}: it answered {status}"
@@ -208,7 +200,7 @@ def _refusal(error: "hub_errors.HfHubHTTPError", what: str, place: str) -> Quali
         problem, remedy = f"the hub's rate limit stopped {what}", "wait, or set HF_TOKEN"
         wait_s = wait_asked_s(error.response.headers)
         return HostError(problem, remedy, place, kind="hub-rate-limit", retry=True, retry_after_s=wait_s)
-    return _unreachable(what, f"it answered {status}", place, retry=status >= 500)
+    return _unreachable_error(what, f"it answered {status}", place, retry=status >= 500)
 
 
 def wait_asked_s(headers: Mapping[str, str]) -> float:
@@ -223,10 +215,10 @@ def wait_asked_s(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def _unreachable(what: str, said: str, place: str, retry: bool = True) -> HostError:
+def _unreachable_error(what: str, said: str, place: str, retry: bool = True) -> HostError:
     problem, remedy = f"the hub did not resolve {what}: {said}", "check the hub, the network, the proxy and HF_ENDPOINT"
     return HostError(problem, remedy, place, kind="hub-unreachable", retry=retry)
 
 
-def _unknown(what: str, place: str) -> HostError:
+def _no_commit_error(what: str, place: str) -> HostError:
     return HostError(f"the hub gave no commit for {what}", "check HF_ENDPOINT", place, kind="hub-unknown")

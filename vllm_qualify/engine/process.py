@@ -1,4 +1,4 @@
-"""Processes that never outlive this one: the server and the measuring tools, each under a guard."""
+"""What runs, as data; and processes that never outlive this one: the server and the measuring tools, each under a guard."""
 
 import json
 import os
@@ -7,19 +7,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.confinement import Confinement
-from vllm_qualify.engine.failure import End
-from vllm_qualify.engine.host_lock import held
-from vllm_qualify.engine.running import Running
-from vllm_qualify.engine.signals import signals_held
+from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.host import lock_descriptors
 from vllm_qualify.errors import HostError, writing
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.secrets import redact, redact_file
 
 POLL_S = 0.1
@@ -27,9 +28,41 @@ LOG_TAIL_LINES = 25
 TAIL_BYTES, WHOLE_LOG_BYTES = 65_536, 8 * 2**20
 PROGRESS = re.compile(r"(?<!\d)(\d{1,12})/(\d{1,12}) \[")
 
+# SIGALRM: Prefect ends a task with it when the task's time is over.
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+
 T = TypeVar("T")
 Tell = Callable[[str], None]
 Progress = Callable[[int, int], None]
+
+
+class Running(Frozen, ABC):
+    """Something that runs, writes a log, and ends. Each launcher has its own kind: a guarded process, a container."""
+
+    state_file: Path
+    log: Path
+
+    @abstractmethod
+    def end(self) -> End | None:
+        """How it ended; None while it runs. Raises HostError if its end cannot be known."""
+
+    @abstractmethod
+    def processes(self) -> Collection[int]:
+        """The ids of its first processes on this machine, to sample them with their children. Empty if they are unknown."""
+
+    def commands(self) -> Collection[int]:
+        """The ids of the processes that run its command, without what guards them. Empty if they are unknown."""
+        return self.processes()
+
+
+class Leftover(Frozen):
+    """What a killed run left running. `id` is the launcher's own id: a container's or a pod's."""
+
+    id: str
+    name: str
+    run: str
+    cell: str
+    state: str
 
 
 class RunningProcess(Running):
@@ -60,27 +93,18 @@ class RunningProcess(Running):
 
 
 def _is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 @contextmanager
-def guarded(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    log: Path,
-    grace_s: float = 10.0,
-    rules: Confinement | None = None,
+def running_guarded(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, grace_s: float = 10.0, rules: Confinement | None = None
 ) -> Iterator[RunningProcess]:
     """Run `command` in its own process group within the block, output to `log`. Afterwards nothing of the group is left.
 
-    With `rules` it is confined by them, if the kernel can.
-
-    Raises:
-        HostError: the command cannot be started.
+    With `rules` it is confined by them, if the kernel can. Raises HostError if the command cannot be started.
     """
     state_file = log.with_suffix(".state")
     state_file.unlink(missing_ok=True)
@@ -94,14 +118,14 @@ def guarded(
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            pass_fds=held(),
+            pass_fds=lock_descriptors(),
         )
     try:
         _await_start(process, state_file, log)
         yield RunningProcess(guard_pid=process.pid, state_file=state_file, log=log)
     finally:
         with signals_held():
-            _stop(process, state_file, grace_s)
+            _stop_guard(process, state_file, grace_s)
             redact_file(log)
 
 
@@ -121,7 +145,7 @@ def _await_start(process: subprocess.Popen[bytes], state_file: Path, log: Path) 
         time.sleep(0.01)
 
 
-def _stop(process: subprocess.Popen[bytes], state_file: Path, grace_s: float) -> None:
+def _stop_guard(process: subprocess.Popen[bytes], state_file: Path, grace_s: float) -> None:
     """Closing the pipe tells the guard to stop its group; a guard that does not end in time is killed with its group."""
     assert process.stdin is not None  # noqa: S101  (a pipe was asked for)
     process.stdin.close()
@@ -130,15 +154,8 @@ def _stop(process: subprocess.Popen[bytes], state_file: Path, grace_s: float) ->
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _kill_group(state_file)
-
-
-def _kill_group(state_file: Path) -> None:
-    """Kill the group of a guard that was itself killed. In every other case the group is empty."""
-    if not state_file.exists():
-        return
-    state = json.loads(state_file.read_text())
-    if "exit_code" not in state:
+    # Without its exit code the guard was itself killed. In every other case the group is empty.
+    if state_file.exists() and "exit_code" not in (state := json.loads(state_file.read_text())):
         guard.signal_group(int(state["pid"]), signal.SIGKILL)
 
 
@@ -159,41 +176,54 @@ def tail(log: Path, lines: int = LOG_TAIL_LINES) -> list[str]:
 
 
 def wait_for(process: Running, time_limit_s: float, check: Callable[[], None], what: str) -> None:
-    """Wait until the process ends. Until then call `check`.
+    """Wait until the process ends. Until then call `check`, which may raise.
 
-    Raises:
-        HostError: it took longer than `time_limit_s`, or ended with another exit code than 0.
-        whatever `check` raises.
+    Raises HostError if it took longer than `time_limit_s`, or ended with another exit code than 0.
     """
 
-    def ended() -> End | None:
+    def poll_end() -> End | None:
         end = process.end()
         if end is None or end.exit_code != 0:
             check()
         return end
 
-    end = await_result(ended, time_limit_s, what, what, process.log)
+    end = await_result(poll_end, time_limit_s, what, what, process.log)
     if end.exit_code != 0:
-        raise HostError(
-            f"{what} ended with exit code {end.exit_code}", "see the last lines of its log", what, tail(process.log)
-        )
+        problem = f"{what} ended with exit code {end.exit_code}"
+        raise HostError(problem, "see the last lines of its log", what, tail(process.log))
 
 
 def await_result(look: Callable[[], T | None], time_limit_s: float, what: str, stage: str, log: Path) -> T:
     """The first result of `look` that is not None. It looks again and again, and raises if there can be none any more.
 
-    Raises:
-        HostError: `what` took longer than `time_limit_s`; the error has the last lines of `log`.
+    Raises HostError if `what` took longer than `time_limit_s`; the error has the last lines of `log`.
     """
     deadline = time.monotonic() + time_limit_s
     while (result := look()) is None:
         if time.monotonic() > deadline:
-            raise HostError(
-                f"{what} took longer than its {time_limit_s:g} s",
-                "raise time_limit_s in the recipe, or find what slows it",
-                stage,
-                tail(log),
-            )
+            remedy = "raise time_limit_s in the recipe, or find what slows it"
+            raise HostError(f"{what} took longer than its {time_limit_s:g} s", remedy, stage, tail(log))
         # No single event ends the wait: `look` may check a file, a log, the server and the tool.
         time.sleep(POLL_S)
     return result
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold signals that would end the program or a task until after the block, for steps that must not be left half done.
+
+    These are Ctrl-C, kill -TERM and the end of a task's time. Python runs signal handlers only in the main thread: in other
+    threads nothing needs to be held.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in HELD}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for held in came:
+            signal.raise_signal(held)

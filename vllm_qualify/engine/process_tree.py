@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from vllm_qualify.recipe.values import CountOrNone, Frozen
+from vllm_qualify.recipe.values import CountOrZero, Frozen
 
 # vLLM's own titles, and Python's ways to start a process. A fork has its parent's words. All else in a server's tree comes and
 # goes as it likes: compilers with their workers, shells.
@@ -20,8 +20,8 @@ LEAST_AGE_S = 1.0
 class EngineProcess(Frozen):
     """A process of a server: its id as its own log has it, and when it began, in clock ticks since the machine's start."""
 
-    pid: CountOrNone
-    began_ticks: CountOrNone
+    pid: CountOrZero
+    began_ticks: CountOrZero
 
 
 def engine_processes(roots: Collection[int]) -> list[EngineProcess] | None:
@@ -32,23 +32,23 @@ def engine_processes(roots: Collection[int]) -> list[EngineProcess] | None:
         return None
     found = set[EngineProcess]()
     for tree in trees:
-        first, *_ = (_words(process.pid) for process in tree)
+        first, *_ = (_command_words(process.pid) for process in tree)
         for process in tree:
             # It may end meanwhile.
             with suppress(OSError, ValueError, IndexError):
-                words = _words(process.pid)
+                words = _command_words(process.pid)
                 if words == first or any(word in words for word in OF_ENGINE):
-                    found |= _of_age(process.pid)
+                    found |= _old_enough(process.pid)
     return sorted(found, key=lambda each: each.pid) if trees else None
 
 
-def _words(pid: int) -> str:
+def _command_words(pid: int) -> str:
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
-def _of_age(pid: int) -> set[EngineProcess]:
+def _old_enough(pid: int) -> set[EngineProcess]:
     """The process, unless it is too young to tell what it is. Raises OSError, ValueError, IndexError if it has ended."""
     began = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     if time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK") < LEAST_AGE_S:

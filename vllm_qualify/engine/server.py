@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, JsonValue, SerializeAsAny
 
-from vllm_qualify.engine import container
 from vllm_qualify.engine.confinement import NO_STATISTICS, paths_within
-from vllm_qualify.engine.container import SERVED_PORT, Bind, ContainerPlan
+from vllm_qualify.engine.containers.leftovers import CELL_LABEL, ROLE_LABEL, RUN_LABEL
+from vllm_qualify.engine.containers.plan import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.failure import End, Failure, classify_log
+from vllm_qualify.engine.failure.classify import End, classify_log
 from vllm_qualify.engine.hub import cache_folder, folder_name
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers import LauncherName
-from vllm_qualify.engine.parts import MODEL, Part
-from vllm_qualify.engine.process import tail, text_of
-from vllm_qualify.engine.running import Running
+from vllm_qualify.engine.process import Running, tail, text_of
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError
 from vllm_qualify.lazy import Lazy
+from vllm_qualify.recipe.roles import EFFORT, PLACE, WORK, Settings
 from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments
 from vllm_qualify.recipe.values import Frozen
 
@@ -47,14 +46,34 @@ HF_HOME_INSIDE = "/root/.cache/huggingface"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # What a deployment takes from its own environment.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+STATISTICS_OFF = {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 # vLLM's own advice is --ipc=host or --shm-size. NCCL and PyTorch use /dev/shm between the processes of a server, by GPU.
 SHARED_MEMORY_GIB = 16
+
+MODEL = "model"
 
 Engine = Annotated[EngineEnvironment | EngineImage, Field(discriminator="launcher")]
 Labels = dict[str, str]
 
 
-class ServerPlan(Frozen):
+class Part(Frozen):
+    """A repository of the hub, or a file or folder of this machine, that a server option names.
+
+    `revision` is a commit of the hub, or `sha256:` with the digest of the content. `files` has the hub's hash of each file of a
+    repository (`engine.hub.Repository`).
+    """
+
+    option: str
+    name: str
+    revision: str
+    files: dict[str, str] = {}
+
+    @property
+    def is_of_the_hub(self) -> bool:
+        return not self.revision.startswith("sha256:")
+
+
+class ServerPlan(Settings):
     """All that determines a server: stages with an equal plan share one server.
 
     `arguments` are options of the engine's `kind`. `gpus` are the indices of the GPUs that it may use; none on a CPU.
@@ -65,21 +84,21 @@ class ServerPlan(Frozen):
     `aliases` are names under which it offers the model too.
     """
 
-    engine: Engine
-    model: str
-    revision: str | None
-    served_model_name: str
-    arguments: ServerArguments
-    environment: Environment
-    startup_timeout_s: float
-    gpus: list[int] = []
-    memory_limit_gib: float | None = None
-    kind: EngineName = VLLM
-    draft_digest: str | None = None
-    parts: list[Part] = []
-    signed_by: str | None = None
-    inherited: Environment = {}
-    aliases: list[str] = []
+    engine: Annotated[Engine, PLACE]
+    model: Annotated[str, WORK]
+    revision: Annotated[str | None, WORK]
+    served_model_name: Annotated[str, WORK]
+    arguments: Annotated[ServerArguments, WORK]
+    environment: Annotated[Environment, WORK]
+    startup_timeout_s: Annotated[float, EFFORT]
+    gpus: Annotated[list[int], PLACE] = []
+    memory_limit_gib: Annotated[float | None, WORK] = None
+    kind: Annotated[EngineName, WORK] = VLLM
+    draft_digest: Annotated[str | None, WORK] = None
+    parts: Annotated[list[Part], WORK] = []
+    signed_by: Annotated[str | None, WORK] = None
+    inherited: Annotated[Environment, WORK] = {}
+    aliases: Annotated[list[str], WORK] = []
 
     def part(self, option: str) -> Part | None:
         """What an option names, if it is not the model's own."""
@@ -87,7 +106,7 @@ class ServerPlan(Frozen):
 
     @property
     def repositories(self) -> list[Part]:
-        """The hub's repositories that it reads. Plans of older versions have no parts, and name the model alone."""
+        """The hub's repositories that it reads: the model alone, while the parts are not looked up."""
         parts = [part for part in self.parts if part.is_of_the_hub]
         if self.revision is None or self.part(MODEL):
             return parts
@@ -95,7 +114,6 @@ class ServerPlan(Frozen):
 
     @property
     def names(self) -> list[str]:
-        """The names under which it offers the model."""
         return [self.served_model_name, *self.aliases]
 
     @property
@@ -104,7 +122,6 @@ class ServerPlan(Frozen):
 
     @property
     def most_requests(self) -> int | None:
-        """How many requests it runs at once, if its arguments say so."""
         return self.engine_kind.most_requests(self.arguments)
 
     @property
@@ -165,7 +182,7 @@ class ServerPlan(Frozen):
         pinned = self.part("tokenizer")
         return pinned.revision if pinned and pinned.is_of_the_hub else self.revision
 
-    def served(self, port: int) -> ServedModel:
+    def served_model(self, port: int) -> ServedModel:
         """The settings that the server gets. A container listens on a port of its own."""
         return ServedModel(
             model=self.served_from,
@@ -179,18 +196,16 @@ class ServerPlan(Frozen):
 
     def config(self, port: int) -> ServerArguments:
         """The content of the `--config` file, the engine's option names as keys."""
-        return self.engine_kind.config(self.served(port), self.served_arguments)
+        return self.engine_kind.config(self.served_model(port), self.served_arguments)
 
 
 def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> ServerArguments:
     """The arguments with their speculative decoding as a mapping, also if it is written as vLLM's JSON text.
 
-    Raises:
-        CallerError: it is not a mapping, or a field of it is an option of its own.
+    Raises CallerError if it is not a mapping, or a field of it is an option of its own.
     """
     option = KINDS[kind].speculative
-    dotted = next((name for name in arguments if name.startswith(f"{option}.")), None)
-    if dotted:
+    if dotted := next((name for name in arguments if name.startswith(f"{option}.")), None):
         raise CallerError(f"{dotted} is one field of {option}", f"write {option} as a mapping", f"server.{dotted}")
     if option not in arguments:
         return arguments
@@ -227,13 +242,10 @@ def config_text(plan: ServerPlan, port: int) -> str:
 
 def gpu_count(arguments: ServerArguments, kind: EngineName = VLLM) -> int:
     """How many GPUs a server with these arguments takes: the product of its parallel sizes. Raises CallerError."""
-    return math.prod(_size(name, arguments.get(name, 1)) for name in KINDS[kind].parallel)
-
-
-def _size(name: str, value: JsonValue) -> int:
-    if re.fullmatch("[1-9][0-9]*", str(value)):
-        return int(str(value))
-    raise CallerError(f"{value!r} is not a number of GPUs", "write a whole number, 1 or more", f"server.{name}")
+    sizes = {name: str(arguments.get(name, 1)) for name in KINDS[kind].parallel}
+    if wrong := next((name for name, size in sizes.items() if not re.fullmatch("[1-9][0-9]*", size)), None):
+        raise CallerError(f"{arguments[wrong]!r} is not a number of GPUs", "write a whole number, 1 or more", f"server.{wrong}")
+    return math.prod(map(int, sizes.values()))
 
 
 class Client(Frozen):
@@ -273,7 +285,7 @@ class Server(Frozen):
     def metrics_page(self) -> str:
         """The server's metrics page, or a comment that says why there is none. Raises as `check_alive` if it has ended."""
         try:
-            return answers.asked("GET", f"{self.url}{self.metrics_path}", 30).raise_for_status().text
+            return answers.ask_within("GET", f"{self.url}{self.metrics_path}", 30).raise_for_status().text
         except httpx.HTTPError as error:
             self.check_alive()
             return f"# no answer: {type(error).__name__}\n"
@@ -281,7 +293,7 @@ class Server(Frozen):
     def post(self, path: str) -> str:
         """The status of an empty POST to `path`, or why there is none. Raises as `check_alive` if it has ended."""
         try:
-            return str(answers.asked("POST", f"{self.url}{path}", 30).status_code)
+            return str(answers.ask_within("POST", f"{self.url}{path}", 30).status_code)
         except httpx.HTTPError as error:
             self.check_alive()
             return f"no answer: {type(error).__name__}"
@@ -300,14 +312,13 @@ class Starting(Frozen):
 def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> ContainerPlan:
     """The server's container. Of this machine it gets only the cell's GPUs, the config file and the model."""
     assert isinstance(plan.engine, EngineImage)  # noqa: S101  (the caller has checked it)
-    config_bind = Bind(source=config, target=CONFIG_INSIDE)
     return ContainerPlan(
         name=container_name(labels, "server"),
         image=plan.engine.pinned,
         platform=plan.engine.platform,
-        arguments=plan.engine_kind.arguments(plan.served(port), CONFIG_INSIDE),
+        arguments=plan.engine_kind.arguments(plan.served_model(port), CONFIG_INSIDE),
         environment=container_environment(plan),
-        binds=[config_bind, *model_binds(plan)],
+        binds=[Bind(source=config, target=CONFIG_INSIDE), *model_binds(plan)],
         labels=container_labels(labels, "server"),
         gpus=plan.gpus,
         port=port,
@@ -318,12 +329,7 @@ def container_of(plan: ServerPlan, config: Path, port: int, labels: Labels) -> C
 
 def container_environment(plan: ServerPlan) -> dict[str, str]:
     home = {"HF_HOME": HF_HOME_INSIDE} if plan.repositories else {}
-    return home | OFFLINE | statistics_off() | plan.environment
-
-
-def statistics_off() -> dict[str, str]:
-    """The variables that turn usage statistics off in an engine's container."""
-    return {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
+    return home | OFFLINE | STATISTICS_OFF | plan.environment
 
 
 def model_binds(plan: ServerPlan) -> list[Bind]:
@@ -339,11 +345,7 @@ def container_name(labels: Labels, role: str) -> str:
 
 
 def container_labels(labels: Labels, role: str) -> Labels:
-    return {
-        container.RUN_LABEL: labels.get("run", ""),
-        container.CELL_LABEL: labels.get("cell", ""),
-        container.ROLE_LABEL: role,
-    }
+    return {RUN_LABEL: labels.get("run", ""), CELL_LABEL: labels.get("cell", ""), ROLE_LABEL: role}
 
 
 def check_alive(process: Running, kind: EngineName) -> None:
@@ -353,11 +355,9 @@ def check_alive(process: Running, kind: EngineName) -> None:
         raise error_of(process, end, kind)
 
 
-_WHOSE = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
-
-
 def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
-    failure: Failure = classify_log(text_of(process.log), end, KINDS[kind].failures)
+    failure = classify_log(text_of(process.log), end, KINDS[kind].failures)
+    errors = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
     lines = failure.lines or tail(process.log)
-    return _WHOSE[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)
+    return errors[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

@@ -22,15 +22,14 @@ found = tokenizer.encode_batch(texts, add_special_tokens=False)
 json.dump([len(each.ids) for each in found], sys.stdout)
 """
 TIME_LIMIT_S = 1800
+REMEDY = "name a model's own tokenizer.json"
 
 
 def count_tokens(engine: EngineEnvironment, tokenizer: Path, texts: Sequence[str]) -> list[int]:
     """The number of tokens of each text, without those that a tokenizer puts around texts.
 
-    `tokenizer` is a file `tokenizer.json`, or the folder of a model that has one.
-
-    Raises:
-        CallerError: there is no such file, or it is no tokenizer.
+    `tokenizer` is a file `tokenizer.json`, or the folder of a model that has one. Raises CallerError if there is no such file,
+    or it is no tokenizer.
     """
     file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     if not file.is_file():
@@ -47,10 +46,8 @@ def count_tokens(engine: EngineEnvironment, tokenizer: Path, texts: Sequence[str
         )
         counts = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise CallerError(
-            f"the tokenizer at {file} does not work", "name a model's own tokenizer.json", "--tokenizer"
-        ) from error
+        raise CallerError(f"the tokenizer at {file} does not work", REMEDY, "--tokenizer") from error
     if not isinstance(counts, list) or len(counts) != len(texts):
         said = redact(done.stderr).strip().splitlines()[-1:]
-        raise CallerError(f"{file} is no tokenizer: {' '.join(said)[:200]}", "name a model's own tokenizer.json", "--tokenizer")
+        raise CallerError(f"{file} is no tokenizer: {' '.join(said)[:200]}", REMEDY, "--tokenizer")
     return [int(count) for count in counts]

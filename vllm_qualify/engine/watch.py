@@ -1,6 +1,6 @@
 """Samples of the server and of the machine during a run, each taken by a thread and written line by line.
 
-A line of `server-metrics.jsonl` is a `Scrape`, a line of `host.jsonl` is a `HostSample`. Each line is written as soon as it is
+A line of "server-metrics.jsonl" is a `Scrape`, a line of "host.jsonl" is a `HostSample`. Each line is written as soon as it is
 made: if a run is killed, only the last line may be torn.
 """
 
@@ -8,22 +8,20 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pynvml
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_qualify.engine.clock import steady_s
 from vllm_qualify.engine.kinds.base import CounterName, EngineKind
 from vllm_qualify.engine.metrics_page import lines_of
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.tables import table_of
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import CountOrZero, Frozen, Number
 
 if TYPE_CHECKING:
     import httpx
@@ -54,18 +52,31 @@ CLOCK_REASONS: dict[str, int] = SLOWDOWNS | {
 }
 """NVML's reasons why a GPU's clocks are not higher, by nvidia-smi's names."""
 
+# Unix time when this process began, over the monotonic clock.
+OFFSET_S = time.time() - time.monotonic()
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 Roots = Callable[[], Collection[int]]
 """Gives, at every sample, the ids of the processes whose trees are sampled together; empty before they start."""
 
 
-class MetricNames(NamedTuple):
-    """The metrics of a version, by their meaning; `lacking` are the meanings that it has no metric for."""
+def steady_s() -> float:
+    """Unix time in s that never jumps: the machine's clock when this process began, carried on by the monotonic clock.
 
-    names: dict[CounterName, str]
-    lacking: list[CounterName]
+    Samples of a load are put together by it: if the machine's clock is set meanwhile, each still lies where it was taken.
+    """
+    return OFFSET_S + time.monotonic()
 
 
-def families(kind: EngineKind, version: str) -> Collection[str]:
+def steady_clock_arguments() -> list[str]:
+    """Arguments by which another process takes over `steady_s`: its lead over the monotonic clock in s, and the clock's id.
+
+    All processes of a kernel have the same monotonic clock. A kernel is known by the id of its boot, also in a container.
+    """
+    return [repr(OFFSET_S), BOOT_ID.read_text().strip()]
+
+
+def metric_families(kind: EngineKind, version: str) -> Collection[str]:
     """The metrics to keep of a server's page: the names that this version has. Empty if the kind does not report its queue.
 
     Raises CallerError if the kind has tables, but none for this version.
@@ -74,21 +85,18 @@ def families(kind: EngineKind, version: str) -> Collection[str]:
         return []
     if not kind.has_tables:
         return [name for names in kind.counters.values() for name in names]
-    return kept(kind, version).names.values()
+    return kept_metrics(kind, version).values()
 
 
-def kept(kind: EngineKind, version: str) -> MetricNames:
-    """Which of the kind's counters a version has. Raises CallerError if the catalog has no table for it."""
+def kept_metrics(kind: EngineKind, version: str) -> dict[CounterName, str]:
+    """The names of the kind's counters that a version has. Raises CallerError if the catalog has no table for it."""
     has = frozenset(table_of(version).metrics)
-    counters = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
-    return MetricNames(
-        {meaning: name for meaning, name in counters.items() if name is not None},
-        [meaning for meaning, name in counters.items() if name is None],
-    )
+    newest = {meaning: next((name for name in names if name in has), None) for meaning, names in kind.counters.items()}
+    return {meaning: name for meaning, name in newest.items() if name is not None}
 
 
 class Scrape(Frozen):
-    """The server's metrics at `time`, in unix seconds of `clock.steady_s`: values by name and labels, or the error."""
+    """The server's metrics at `time`, in unix seconds of `steady_s`: values by name and labels, or the error."""
 
     time: Number
     values: dict[str, Number] = {}
@@ -108,13 +116,13 @@ class GpuSample(Frozen):
     `utilization` is the share of NVML's last sample period, up to a second, in which a kernel ran.
     """
 
-    index: CountOrNone
-    sm_mhz: CountOrNone | None = None
-    memory_mhz: CountOrNone | None = None
+    index: CountOrZero
+    sm_mhz: CountOrZero | None = None
+    memory_mhz: CountOrZero | None = None
     clock_reasons: list[str] | None = None
-    memory_used_mib: CountOrNone | None = None
+    memory_used_mib: CountOrZero | None = None
     power_w: Number | None = None
-    temperature_c: CountOrNone | None = None
+    temperature_c: CountOrZero | None = None
     utilization: Number | None = None
     error: str | None = None
 
@@ -133,41 +141,85 @@ class HostSample(Frozen):
     gpus: list[GpuSample] = []
 
 
-@contextmanager
 def watching_machine(
     folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int] = (), every_s: float = 1.0
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Within the block, sample the machine every `every_s`. The samples are appended to its file in `folder`.
 
     The thread never raises into the block, and ends with it. If it cannot read something, a line says so. If it cannot write,
     lines are missing.
     """
-    with _sampling(partial(_sample_machine, folder, roots, gpus, every_s)):
-        yield
+    return _writing_samples(folder / HOST_SAMPLES, _host_samples(roots, gpus), every_s)
 
 
-@contextmanager
-def watching_server(metrics_url: str, families: Collection[str], folder: Path, every_s: float = 1.0) -> Iterator[None]:
-    """The same for a server's metrics; `families` are their names, as in `kept`.
+def watching_server(
+    metrics_url: str, families: Collection[str], folder: Path, every_s: float = 1.0
+) -> AbstractContextManager[None]:
+    """The same for a server's metrics; `families` are their names, as in `kept_metrics`.
 
     If the server does not answer, the thread ends up to SCRAPE_TIMEOUT_S after the block.
     """
-    with _sampling(partial(_sample_server, metrics_url, families, folder, every_s)):
+    return _writing_samples(folder / SCRAPES, _scrapes(metrics_url, families), every_s)
+
+
+@contextmanager
+def _writing_samples(path: Path, samples: Generator[Scrape | HostSample], every_s: float) -> Iterator[None]:
+    """Append a sample every `every_s`, by a thread. A sample is left out if the one before is still being taken."""
+    over = threading.Event()
+
+    def write_until_over() -> None:
+        started, ticks = time.monotonic(), 0
+        # A full disk stops the run at its own writes. Here only the lines end, and their reader counts them.
+        with closing(samples), suppress(OSError):
+            while not over.is_set():
+                line = next(samples).model_dump_json(exclude_defaults=True)
+                with path.open("a") as file:
+                    file.write(f"{line}\n")
+                ticks = max(ticks + 1, int((time.monotonic() - started) / every_s) + 1)
+                over.wait(started + ticks * every_s - time.monotonic())
+
+    sampler = threading.Thread(target=write_until_over, name="watch", daemon=True)
+    sampler.start()
+    try:
         yield
+    finally:
+        over.set()
+        sampler.join()
 
 
 def first_in_container(container_id: str) -> Collection[int]:
     """The id of a container's first process, which is its server. Empty if its Docker Engine is on another machine."""
-    return [pid for pid in _tops(container_id) if _is_first(pid)]
+    inside = {pid for pid in psutil.pids() if container_id in _read_proc(pid, "cgroup")}
+    roots = [pid for pid in inside if _read_status(pid, "PPid") not in map(str, inside)]
+    # Its own namespace counts it as 1. That is the last of its ids: the outermost namespace's comes first.
+    return [pid for pid in roots if _read_status(pid, "NSpid").split()[-1:] == ["1"]]
 
 
-def scrape(metrics_url: str, families: Collection[str]) -> Scrape:
+def _read_status(pid: int, name: str) -> str:
+    lines = (line.partition(":") for line in _read_proc(pid, "status").splitlines())
+    return next((value.strip() for key, _, value in lines if key == name), "")
+
+
+def _read_proc(pid: int, name: str) -> str:
+    """A file of /proc; empty if the process has ended. A process's name may be any bytes."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _scrapes(metrics_url: str, families: Collection[str]) -> Generator[Scrape]:
+    while True:
+        yield scrape_metrics(metrics_url, families)
+
+
+def scrape_metrics(metrics_url: str, families: Collection[str]) -> Scrape:
     """Read the gauges and counters of these families, but no parts of histograms.
 
     The time is that of the answer: a busy server handles a request late, and reports its state at that moment.
     """
     try:
-        page = answers.asked("GET", metrics_url, SCRAPE_TIMEOUT_S).raise_for_status().text
+        page = answers.ask_within("GET", metrics_url, SCRAPE_TIMEOUT_S).raise_for_status().text
         now = steady_s()
         return Scrape(time=now, values=parse_metrics(page, families))
     except (httpx.HTTPError, ValueError) as error:
@@ -178,7 +230,7 @@ def parse_metrics(page: str, families: Collection[str]) -> dict[str, float]:
     """A metrics page's gauges and counters of these families, each as `name{label="value",…}`. Raises ValueError."""
     starts = tuple(start for family in families for start in (family, f"# TYPE {family}"))
     return {
-        _key(sample.name, sample.labels): float(sample.value)
+        _metric_key(sample.name, sample.labels): float(sample.value)
         for family in text_string_to_metric_families(lines_of(page, lambda line: line.startswith(starts)))
         if family.name in families and family.type in ("gauge", "counter")
         for sample in family.samples
@@ -192,129 +244,57 @@ def family_of(key: str) -> str:
     return key.partition("{")[0].removesuffix("_total")
 
 
-def _key(name: str, labels: Mapping[str, str]) -> str:
+def _metric_key(name: str, labels: Mapping[str, str]) -> str:
     text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
     return f"{name}{{{text}}}" if text else name
 
 
-@contextmanager
-def _sampling(sample_until: Callable[[threading.Event], None]) -> Iterator[None]:
-    over = threading.Event()
-    sampler = threading.Thread(target=sample_until, args=(over,), name="watch", daemon=True)
-    sampler.start()
-    try:
-        yield
-    finally:
-        over.set()
-        sampler.join()
-
-
-# A full disk stops the run at its own writes. Here only the lines end, and their reader counts them.
-def _sample_machine(
-    folder: Path, roots: Mapping[str, Roots], gpus: Sequence[int], every_s: float, over: threading.Event
-) -> None:
-    with _devices(gpus) as devices, suppress(OSError):
+def _host_samples(roots: Mapping[str, Roots], gpus: Sequence[int]) -> Generator[HostSample]:
+    with _nvml_devices(gpus) as devices:
         # psutil measures from one call to the next: its first result means nothing.
         psutil.cpu_percent()
         is_first = True
-        for _ in _ticks(over, every_s):
-            _append(folder / HOST_SAMPLES, _host_sample(roots, devices, is_first))
+        while True:
+            share = psutil.cpu_percent() / 100
+            yield HostSample(
+                time=steady_s(),
+                cpu_share=None if is_first else share,
+                load_1min=os.getloadavg()[0],
+                memory_available_mib=psutil.virtual_memory().available / MIB,
+                processes={name: _process_sample(asked) for name, asked in roots.items()},
+                gpus=[_gpu_sample(index, device) for index, device in devices.items()],
+            )
             is_first = False
 
 
-def _sample_server(metrics_url: str, families: Collection[str], folder: Path, every_s: float, over: threading.Event) -> None:
-    with suppress(OSError):
-        for _ in _ticks(over, every_s):
-            _append(folder / SCRAPES, scrape(metrics_url, families))
-
-
-def _ticks(over: threading.Event, every_s: float) -> Iterator[None]:
-    """Tick until `over` is set. A tick is left out if a sample is still being taken."""
-    started, ticks = time.monotonic(), 0
-    while not over.is_set():
-        yield
-        ticks = max(ticks + 1, int((time.monotonic() - started) / every_s) + 1)
-        over.wait(started + ticks * every_s - time.monotonic())
-
-
-def _append(path: Path, line: Scrape | HostSample) -> None:
-    with path.open("a") as file:
-        file.write(f"{line.model_dump_json(exclude_defaults=True)}\n")
-
-
-def _host_sample(roots: Mapping[str, Roots], devices: "Devices", is_first: bool) -> HostSample:
-    share = psutil.cpu_percent() / 100
-    return HostSample(
-        time=steady_s(),
-        cpu_share=None if is_first else share,
-        load_1min=os.getloadavg()[0],
-        memory_available_mib=psutil.virtual_memory().available / MIB,
-        processes={name: _process_sample(asked) for name, asked in roots.items()},
-        gpus=[_gpu_sample(index, device) for index, device in devices.items()],
-    )
-
-
 def _process_sample(asked: Roots) -> ProcessSample | None:
+    """All trees together; None if there is none, or a root has ended. Any other has left its time to its parent."""
+    samples = []
     try:
-        samples = [_of_tree(psutil.Process(pid)) for pid in asked()]
+        for root in map(psutil.Process, asked()):
+            samples.append(_single_sample(root))
+            for process in root.children(recursive=True):
+                with suppress(psutil.Error):
+                    samples.append(_single_sample(process))
     except (psutil.Error, OSError):
-        # It ended meanwhile.
         return None
-    return _sum_of(samples) if samples else None
+    total = ProcessSample(cpu_s=sum(one.cpu_s for one in samples), rss_mib=sum(one.rss_mib for one in samples))
+    return total if samples else None
 
 
-def _of_tree(root: psutil.Process) -> ProcessSample:
-    """Raises psutil.Error if the root is gone. Any other process that is gone has left its time to its parent."""
-    samples = [_of_process(root)]
-    for process in root.children(recursive=True):
-        with suppress(psutil.Error):
-            samples.append(_of_process(process))
-    return _sum_of(samples)
-
-
-def _sum_of(samples: Sequence[ProcessSample]) -> ProcessSample:
-    return ProcessSample(cpu_s=sum(one.cpu_s for one in samples), rss_mib=sum(one.rss_mib for one in samples))
-
-
-def _of_process(process: psutil.Process) -> ProcessSample:
+def _single_sample(process: psutil.Process) -> ProcessSample:
     with process.oneshot():
         times = process.cpu_times()
         used_s = times.user + times.system + times.children_user + times.children_system
         return ProcessSample(cpu_s=used_s, rss_mib=process.memory_info().rss / MIB)
 
 
-def _tops(container_id: str) -> list[int]:
-    """The processes of a container on this machine whose parents are not in it."""
-    inside = {pid for pid in psutil.pids() if container_id in _text(pid, "cgroup")}
-    return [pid for pid in inside if _status(pid, "PPid") not in map(str, inside)]
-
-
-def _is_first(pid: int) -> bool:
-    """Whether its own namespace counts it as 1. That is the last of its ids: the outermost namespace's comes first."""
-    return _status(pid, "NSpid").split()[-1:] == ["1"]
-
-
-def _status(pid: int, name: str) -> str:
-    lines = (line.partition(":") for line in _text(pid, "status").splitlines())
-    return next((value.strip() for key, _, value in lines if key == name), "")
-
-
-def _text(pid: int, name: str) -> str:
-    """A file of /proc; empty if the process has ended. A process's name may be any bytes."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-Devices = dict[int, object]
-"""NVML's handles by index, or a text that says why there is none."""
-
-
 @contextmanager
-def _devices(gpus: Sequence[int]) -> Iterator[Devices]:
+def _nvml_devices(gpus: Sequence[int]) -> Iterator[dict[int, object]]:
+    """NVML's handles by index, or a text that says why there is none."""
+    devices: dict[int, object] = {}
     if not gpus:
-        yield {}
+        yield devices
         return
     try:
         pynvml.nvmlInit()
@@ -322,16 +302,14 @@ def _devices(gpus: Sequence[int]) -> Iterator[Devices]:
         yield dict.fromkeys(gpus, str(error))
         return
     try:
-        yield {index: _handle(index) for index in gpus}
+        for index in gpus:
+            try:
+                devices[index] = pynvml.nvmlDeviceGetHandleByIndex(index)
+            except pynvml.NVMLError as error:
+                devices[index] = str(error)
+        yield devices
     finally:
         pynvml.nvmlShutdown()
-
-
-def _handle(index: int) -> object:
-    try:
-        return pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError as error:
-        return str(error)
 
 
 def _gpu_sample(index: int, device: object) -> GpuSample:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vllm_qualify.engine.watch import HostSample
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.metrics import GPU_IDLE
-from vllm_qualify.recipe.values import CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import CountOrZero, Frozen, Number
 
 # Between samples further apart than this, the GPU's use is not known. A busy machine leaves out one or two samples.
 MOST_GAP_S = 3.0
@@ -36,8 +36,8 @@ class Stretch(Frozen):
 class GpuIdle(Frozen):
     """One GPU by its index in NVML. `start` is until the first completion, `serving` from then until the end."""
 
-    index: CountOrNone
-    samples: CountOrNone
+    index: CountOrZero
+    samples: CountOrZero
     start: Stretch
     serving: Stretch
 
@@ -64,9 +64,9 @@ def sum_of(stretches: Sequence[Stretch]) -> Stretch:
 
 def idle(host: Sequence[HostSample], gpus: Sequence[int], launched: float, ready: float, ended: float) -> Idle:
     """How long the GPUs `gpus` of a server were idle. The three unix times are its launch, first completion and end."""
-    idle_gpus = [_gpu(host, index, launched, ready, ended) for index in gpus]
+    idle_gpus = [_measure_gpu(host, index, launched, ready, ended) for index in gpus]
     held_s = max(ended - launched, 0.0)
-    return Idle(held_s=held_s, gpus=idle_gpus, because=next(_problems(host, idle_gpus, held_s), None))
+    return Idle(held_s=held_s, gpus=idle_gpus, because=next(_find_problems(host, idle_gpus, held_s), None))
 
 
 def measurement(idleness: Idle, source: str) -> Measurement:
@@ -82,41 +82,35 @@ class _Sample(NamedTuple):
     idle: float
 
 
-def _gpu(host: Sequence[HostSample], index: int, launched: float, ready: float, ended: float) -> GpuIdle:
-    samples = [each for each in _samples(host, index) if launched <= each.time <= ended]
-    return GpuIdle(
-        index=index,
-        samples=len(samples),
-        start=_stretch(samples, launched, ready),
-        serving=_stretch(samples, ready, ended),
-    )
-
-
-def _samples(host: Sequence[HostSample], index: int) -> Iterator[_Sample]:
-    for look in host:
-        for gpu in look.gpus:
-            if gpu.index == index and gpu.utilization is not None:
-                yield _Sample(look.time, 1 - min(max(gpu.utilization, 0.0), 1.0))
-
-
-def _stretch(samples: Sequence[_Sample], began: float, ended: float) -> Stretch:
-    """The time between `began` and `ended` that is covered by pairs of samples near enough to each other."""
-    parts = [
-        (max(0.0, min(after.time, ended) - max(before.time, began)), (before.idle + after.idle) / 2)
-        for before, after in pairwise(samples)
-        if 0 < after.time - before.time <= MOST_GAP_S
+def _measure_gpu(host: Sequence[HostSample], index: int, launched: float, ready: float, ended: float) -> GpuIdle:
+    samples = [
+        _Sample(look.time, 1 - min(max(gpu.utilization, 0.0), 1.0))
+        for look in host
+        for gpu in look.gpus
+        if launched <= look.time <= ended and gpu.index == index and gpu.utilization is not None
     ]
-    return Stretch(told_s=math.fsum(told_s for told_s, _ in parts), idle_s=math.fsum(told_s * share for told_s, share in parts))
+    start, serving = _sum_stretch(samples, launched, ready), _sum_stretch(samples, ready, ended)
+    return GpuIdle(index=index, samples=len(samples), start=start, serving=serving)
 
 
-def _problems(host: Sequence[HostSample], gpus: Sequence[GpuIdle], held_s: float) -> Iterator[str]:
+def _sum_stretch(samples: Sequence[_Sample], began: float, ended: float) -> Stretch:
+    """The time between `began` and `ended` that is covered by pairs of samples near enough to each other."""
+    told_s, idle_s = list[float](), list[float]()
+    for before, after in pairwise(samples):
+        if 0 < after.time - before.time <= MOST_GAP_S:
+            told_s.append(max(0.0, min(after.time, ended) - max(before.time, began)))
+            idle_s.append(told_s[-1] * (before.idle + after.idle) / 2)
+    return Stretch(told_s=math.fsum(told_s), idle_s=math.fsum(idle_s))
+
+
+def _find_problems(host: Sequence[HostSample], gpus: Sequence[GpuIdle], held_s: float) -> Iterator[str]:
     for gpu in gpus:
         told_s = gpu.whole.told_s
         if told_s < LEAST_COVERED * held_s or told_s == 0:
-            yield f"GPU {gpu.index}'s use is known for only {told_s:.0f} of {held_s:.0f} s{_why(host, gpu)}: {REMEDY}"
+            yield f"GPU {gpu.index}'s use is known for only {told_s:.0f} of {held_s:.0f} s{_explain_gap(host, gpu)}: {REMEDY}"
 
 
-def _why(host: Sequence[HostSample], gpu: GpuIdle) -> str:
+def _explain_gap(host: Sequence[HostSample], gpu: GpuIdle) -> str:
     looks = [each for look in host for each in look.gpus if each.index == gpu.index]
     errors = [each.error for each in looks if each.error]
     if errors:

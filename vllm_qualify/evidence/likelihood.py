@@ -6,6 +6,7 @@ from the ids of its prompt alone: a token that holds the end of the prompt and t
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -15,7 +16,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 from scipy import special
 
-from vllm_qualify.answers import asked
+from vllm_qualify.answers import ask_within
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import RecipeError
@@ -24,7 +25,7 @@ from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.evidence.passages import OF_TEXTS, Passage, PassageId
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen
 
 STAGE = "likelihood"
 ANSWERS, TEXTS = "answers.jsonl", "texts.jsonl"
@@ -40,18 +41,19 @@ READ = Memory(files=16)
 
 
 class Written(Frozen):
-    """One passage as it is written: the ids of prompt and text together, and the server's reply to them.
-
-    The text begins at the token `begins`. In the reply the prompt's tokens are left out. `problem` says why there is no reply.
-    """
+    """One passage as it is written, with the server's reply to its tokens."""
 
     of: str
-    number: CountOrNone
+    number: CountOrZero
     digest: str
-    begins: CountOrNone = 0
-    tokens: list[CountOrNone] = []
+    begins: CountOrZero = 0
+    """the place of the text's first token"""
+    tokens: list[CountOrZero] = []
+    """of prompt and text together"""
     reply: Any = None
+    """without the likelihoods of the prompt's tokens"""
     problem: str = ""
+    """why there is no reply"""
 
 
 class _Read(BaseModel):
@@ -59,7 +61,7 @@ class _Read(BaseModel):
 
 
 class _Tokenized(_Read):
-    tokens: list[CountOrNone]
+    tokens: list[CountOrZero]
     max_model_len: Count
 
 
@@ -100,15 +102,12 @@ class Scored(NamedTuple):
 def measure_likelihood(server: Server, passages: Sequence[Passage], path: Path, limit_s: float, progress: Progress) -> None:
     """Have the server score the passages, and write a line for each to `path`. It ends at the first one without a reply.
 
-    One is asked at a time: what else is in a batch changes a kernel's sums. `limit_s` is for each request.
-
-    Raises:
-        RecipeError: a text of the recipe is longer than what the server takes.
-        ReleaseError: the server has ended.
+    One passage is sent at a time: what else is in a batch changes a kernel's sums. `limit_s` is for each request. Raises
+    RecipeError if a text of the recipe is longer than what the server takes, ReleaseError if the server has ended.
     """
     with path.open("w", encoding="utf-8") as file:
         for done, passage in enumerate(passages, start=1):
-            written = _scored(server, passage, limit_s)
+            written = _score_passage(server, passage, limit_s)
             file.write(f"{json.dumps(written.model_dump())}\n")
             progress(done, len(passages))
             if written.problem:
@@ -116,54 +115,49 @@ def measure_likelihood(server: Server, passages: Sequence[Passage], path: Path, 
     server.check_alive()
 
 
-def _scored(server: Server, passage: Passage, limit_s: float) -> Written:
+def _score_passage(server: Server, passage: Passage, limit_s: float) -> Written:
     of, number, digest = passage.identity
     try:
-        begins, tokens = _tokens(server, passage, limit_s)
+        begins, tokens = _find_text(server, passage, limit_s)
         request = {"prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": ALTERNATIVES}
-        reply = _trimmed(_posted(server, "/v1/completions", request, limit_s), begins)
+        reply = _trim_reply(_post_request(server, "/v1/completions", request, limit_s), begins)
     except (httpx.HTTPError, ValueError) as error:
         server.check_alive()
         return Written(of=of, number=number, digest=digest, problem=f"{type(error).__name__}: {error}"[:500])
     return Written(of=of, number=number, digest=digest, begins=begins, tokens=tokens, reply=reply)
 
 
-def _tokens(server: Server, passage: Passage, limit_s: float) -> tuple[int, list[int]]:
+def _find_text(server: Server, passage: Passage, limit_s: float) -> tuple[int, list[int]]:
     """Where the text begins, and all ids. Raises ValueError if the server gives none, RecipeError for too long a text."""
-    before, _ = _tokenized(server, _prompt(passage), limit_s) if passage.prompt else ([], 0)
-    whole, most = _tokenized(server, _whole(passage), limit_s)
+    prompt_alone, with_text = _tokenize_requests(passage)
+    before = _tokenize(server, prompt_alone, limit_s).tokens if passage.prompt else []
+    whole = _tokenize(server, with_text, limit_s)
     # Nothing comes before the first token, so that it has no likelihood.
-    begins = max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))))
+    begins = max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole.tokens, strict=False))))
     # The server generates one token more.
-    if len(whole) >= most:
-        problem = f"{len(whole)} tokens, and the server takes {most} with the one that it must generate"
+    if len(whole.tokens) >= whole.max_model_len:
+        problem = f"{len(whole.tokens)} tokens, and the server takes {whole.max_model_len} with the one that it must generate"
         if passage.of == OF_TEXTS:
             raise RecipeError(f"the text of line {passage.number} has {problem}", "shorten it", f"{STAGE}.{OF_TEXTS}")
         raise ValueError(f"question {passage.number} of {passage.of} has with its answer {problem}")
-    return begins, whole
+    return begins, whole.tokens
 
 
-def _prompt(passage: Passage) -> dict[str, Any]:
+def _tokenize_requests(passage: Passage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """For the ids of the prompt alone, and of prompt and text."""
     if isinstance(passage.prompt, str):
-        return {"prompt": passage.prompt}
-    return {"messages": passage.prompt, "add_generation_prompt": True}
-
-
-def _whole(passage: Passage) -> dict[str, Any]:
-    if isinstance(passage.prompt, str):
-        return {"prompt": passage.prompt + passage.text}
+        return {"prompt": passage.prompt}, {"prompt": passage.prompt + passage.text}
     messages = [*passage.prompt, {"role": "assistant", "content": passage.text}]
-    return {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    answered = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    return {"messages": passage.prompt, "add_generation_prompt": True}, answered
 
 
-def _tokenized(server: Server, request: dict[str, Any], limit_s: float) -> tuple[list[int], int]:
-    """The ids, and how many tokens the server takes. Raises ValueError if the reply is not of that form."""
-    tokenized = _Tokenized.model_validate(_posted(server, "/tokenize", request, limit_s))
-    return tokenized.tokens, tokenized.max_model_len
+def _tokenize(server: Server, request: dict[str, Any], limit_s: float) -> _Tokenized:
+    return _Tokenized.model_validate(_post_request(server, "/tokenize", request, limit_s))
 
 
-def _posted(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    reply = asked("POST", f"{server.url}{path}", limit_s, json={"model": server.served_model_name} | request)
+def _post_request(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    reply = ask_within("POST", f"{server.url}{path}", limit_s, json={"model": server.served_model_name} | request)
     if reply.status_code != httpx.codes.OK:
         raise ValueError(f"HTTP {reply.status_code}: {reply.text[:300]}")
     document = json.loads(reply.text)
@@ -172,7 +166,7 @@ def _posted(server: Server, path: str, request: dict[str, Any], limit_s: float) 
     return document
 
 
-def _trimmed(reply: dict[str, Any], begins: int) -> dict[str, Any]:
+def _trim_reply(reply: dict[str, Any], begins: int) -> dict[str, Any]:
     """The reply without the likelihoods of the prompt's tokens, which mostly are the largest part of it."""
     choices = [
         choice | {"prompt_logprobs": choice["prompt_logprobs"][begins:]}
@@ -190,10 +184,10 @@ def read_scored(path: Path, passages: Sequence[Passage], model: str) -> list[Sco
     log-likelihood and a likeliest token for each of the text's tokens.
     """
     content, wanted = path.read_bytes(), tuple(passage.identity for passage in passages)
-    return READ.find(digest_together(content), (wanted, model), lambda: _read(content, passages, model))
+    return READ.find(digest_together(content), (wanted, model), lambda: _parse_scored(content, passages, model))
 
 
-def _read(content: bytes, passages: Sequence[Passage], model: str) -> list[Scored]:
+def _parse_scored(content: bytes, passages: Sequence[Passage], model: str) -> list[Scored]:
     lines = [Written.model_validate_json(line) for line in content.split(b"\n") if line]
     for line in lines:
         if line.problem:
@@ -201,10 +195,10 @@ def _read(content: bytes, passages: Sequence[Passage], model: str) -> list[Score
     scored = [PassageId(line.of, line.number, line.digest) for line in lines]
     if scored != [passage.identity for passage in passages]:
         raise ValueError(f"{len(scored)} texts were scored, which are not the {len(passages)} that were to be scored")
-    return [_checked(line, passage, model) for line, passage in zip(lines, passages, strict=True)]
+    return [_check_line(line, passage, model) for line, passage in zip(lines, passages, strict=True)]
 
 
-def _checked(line: Written, passage: Passage, model: str) -> Scored:
+def _check_line(line: Written, passage: Passage, model: str) -> Scored:
     where = f"the text of {line.of} {line.number}"
     reply = _Reply.model_validate(line.reply)
     if reply.model != model:
@@ -214,20 +208,14 @@ def _checked(line: Written, passage: Passage, model: str) -> Scored:
     tokens, likelihoods = line.tokens[line.begins :], reply.choices[0].prompt_logprobs
     if not tokens or len(likelihoods) != len(tokens):
         raise ValueError(f"{where} has {len(tokens)} tokens and {len(likelihoods)} likelihoods")
-    for token, at in zip(tokens, likelihoods, strict=True):
-        _check_place(token, at, where)
-    own = [at[str(token)] for token, at in zip(tokens, likelihoods, strict=True)]
+    own = [_check_place(token, at, where) for token, at in zip(tokens, likelihoods, strict=True)]
     _check_text("".join(token.decoded_token for token in own), passage, where)
-    return Scored(
-        identity=passage.identity,
-        tokens=tuple(tokens),
-        nll_nat=-math.fsum(token.logprob for token in own),
-        likeliest=tuple(_likeliest(token, at) for token, at in zip(tokens, likelihoods, strict=True)),
-    )
+    likeliest = tuple(_find_likeliest(token, at) for token, at in zip(tokens, likelihoods, strict=True))
+    return Scored(passage.identity, tuple(tokens), -math.fsum(token.logprob for token in own), likeliest)
 
 
-def _check_place(token: int, at: dict[str, _Likely], where: str) -> None:
-    """Check that a reply has, for one token, itself and the likeliest one if that is another, and that the two fit together.
+def _check_place(token: int, at: dict[str, _Likely], where: str) -> _Likely:
+    """A token's likelihood. A reply must also have the likeliest token if that is another, and the two must fit together.
 
     If two tokens are equally likely, each may have rank 1.
     """
@@ -235,22 +223,21 @@ def _check_place(token: int, at: dict[str, _Likely], where: str) -> None:
     if own is None:
         raise ValueError(f"a reply to {where} is about other tokens")
     if own.rank == 1 and not others:
-        return
+        return own
     if len(others) != 1 or others[0].rank != 1 or (own.rank == 1 and own.logprob != others[0].logprob):
         raise ValueError(f"a reply to {where} does not say which token is the likeliest")
     first = others[0].logprob
     if own.logprob > first or math.exp(own.logprob) + math.exp(first) > 1 + ROUNDING:
         raise ValueError(f"a reply to {where} has likelihoods that cannot be: {own.logprob} beside {first}")
+    return own
 
 
-def _likeliest(token: int, at: dict[str, _Likely]) -> int:
+def _find_likeliest(token: int, at: dict[str, _Likely]) -> int:
     """The id of the likeliest token: the text's own, unless another is likelier."""
-    likelier = [name for name, likelihood in at.items() if likelihood.logprob > at[str(token)].logprob]
-    if not likelier:
-        return token
-    if str(int(likelier[0])) != likelier[0]:
-        raise ValueError(f"{likelier[0]!r} is no token id")
-    return int(likelier[0])
+    likelier = next((name for name, likelihood in at.items() if likelihood.logprob > at[str(token)].logprob), str(token))
+    if str(int(likelier)) != likelier:
+        raise ValueError(f"{likelier!r} is no token id")
+    return int(likelier)
 
 
 def _check_text(decoded: str, passage: Passage, where: str) -> None:
@@ -258,14 +245,10 @@ def _check_text(decoded: str, passage: Passage, where: str) -> None:
 
     Without a prompt and a token before it, the first token of a text is not scored, and its letters are missing.
     """
-    text, scored = _plain(passage.text), _plain(decoded)
+    text, scored = (re.sub(r"[^a-z0-9]", "", each.casefold()) for each in (passage.text, decoded))
     lacks_first = not passage.prompt and text.endswith(scored) and len(text) - len(scored) <= LONGEST_TOKEN
     if text not in scored and not lacks_first:
         raise ValueError(f"the tokens of {where} are not those of its text")
-
-
-def _plain(text: str) -> str:
-    return "".join(letter for letter in text.casefold() if letter.isascii() and letter.isalnum())
 
 
 def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: float = 0.0) -> tuple[float, Interval | None]:
@@ -284,11 +267,11 @@ def per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides, least: 
     error = deviation / math.sqrt(number) / (sum(tokens) / number)
     skew = math.fsum(each**3 for each in apart) / number / deviation**3 / math.sqrt(number) if deviation else 0.0
     below, above = (-float(special.stdtrit(number - 1, alpha)) for alpha in at)
-    lower, upper = value - max(below, _skewed(below, skew)) * error, value - min(-above, _skewed(-above, skew)) * error
+    lower, upper = value - max(below, _skew_t(below, skew)) * error, value - min(-above, _skew_t(-above, skew)) * error
     return value, around(value, lower, upper)
 
 
-def _skewed(t: float, skew: float) -> float:
+def _skew_t(t: float, skew: float) -> float:
     """What Student's t of a skewed mean is where it would be `t` without the skew.
 
     It is the inverse of a transformation that takes the skew out (Hall 1992, "On the removal of skewness by transformation",
@@ -300,29 +283,22 @@ def _skewed(t: float, skew: float) -> float:
 def share_per_token(hits: Sequence[int], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
     """The share of tokens that are hits, with bounds as in `per_token`, as if one more token had been none."""
     value, interval = per_token(hits, tokens, at, least=1.0)
-    return value, interval and _within(interval, 1.0)
+    return value, interval and _clip_interval(interval, 1.0)
 
 
-def _nll_per_token(totals: Sequence[float], tokens: Sequence[int], at: Sides) -> tuple[float, Interval | None]:
-    value, interval = per_token(totals, tokens, at)
-    return value, interval and _within(interval, math.inf)
-
-
-def _within(interval: Interval, most: float) -> Interval:
+def _clip_interval(interval: Interval, most: float) -> Interval:
     """The interval without what lies below 0 or above `most`, where no value can be."""
     return Interval(lower=max(0.0, interval.lower), upper=min(most, interval.upper))
 
 
 def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels: Levels, source: str) -> list[Measurement]:
     """The mean negative log-likelihood per token and the share of likeliest tokens, by the names of their metrics."""
-    nll, top1 = metrics
-    tokens = [len(passage.tokens) for passage in scored]
-    at = {metric: sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics}
-    values = {
-        nll: _nll_per_token([passage.nll_nat for passage in scored], tokens, at[nll]),
-        top1: share_per_token([passage.hits for passage in scored], tokens, at[top1]),
-    }
+    tokens, totals = [len(passage.tokens) for passage in scored], [passage.nll_nat for passage in scored]
+    nll_sides, top1_sides = (sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics)
+    nll, interval = per_token(totals, tokens, nll_sides)
+    top1 = share_per_token([passage.hits for passage in scored], tokens, top1_sides)
+    values = zip(metrics, ((nll, interval and _clip_interval(interval, math.inf)), top1), strict=True)
     return [
         valid(metric, value, source, sample_count=len(scored), interval=interval, traced_to=[source])
-        for metric, (value, interval) in values.items()
+        for metric, (value, interval) in values
     ]

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self
@@ -13,8 +13,8 @@ from scipy import special
 
 from vllm_qualify.evidence.sequential import Sides
 from vllm_qualify.recipe.gates import label_of
-from vllm_qualify.recipe.metrics import METRICS, Stage
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
+from vllm_qualify.recipe.metrics import METRICS, StageName
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, Number
 
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError)
 """The errors of reading evidence if a file is missing, cut or not as its tool writes it. They make the measurement invalid."""
@@ -37,37 +37,41 @@ class Interval(Frozen):
 
 
 class Measurement(Frozen):
-    """One row of evidence. `value` is None exactly when `invalid_because` says why no value can be trusted.
-
-    `fingerprint` is the id of the machine that measured it (`engine.gpu.Fingerprint`). `against` is the run that is the
-    baseline, or the anchor with `against_anchor`. With it, the value says how much worse the cell is: the share of questions
-    lost, how many times worse, less 1, or by how many nats per token less likely. Of likeliest tokens it is the share in which
-    both agree. `start` is the further start of the server that it is of, from 2 on; None is the first, which the other stages
-    measure.
-    `source` is for people; `traced_to` has each raw file with its line, as `path:line`. `ended_because` says why less was
-    measured than planned. `not_in_interval` says which uncertainty the interval does not have, since nothing measured it.
-    `is_history` says that the baseline was measured on another day. `finding` says what is wrong where a check does not hold.
-    """
+    """One row of evidence."""
 
     metric: str
     task: str | None = None
     filter: str | None = None
     against: str | None = None
+    """The run that is the baseline, or the anchor with `against_anchor`.
+
+    With it, the value says how much worse the cell is: the share of questions lost, how many times worse, less 1, or by how
+    many nats per token less likely. Of likeliest tokens it is the share in which both agree.
+    """
     start: Count | None = None
+    """the further start of the server, from 2 on; None is the first, which the other stages measure"""
     against_anchor: bool = False
     value: Number | None
+    """None exactly if `invalid_because` says why no value can be trusted"""
     unit: str
-    sample_count: CountOrNone
+    sample_count: CountOrZero
     repeats: list[Number] = []
     interval: Interval | None = None
     invalid_because: str | None = None
     ended_because: str | None = None
+    """why less was measured than planned"""
     not_in_interval: list[str] = []
+    """the uncertainties that the interval does not have, since nothing measured them"""
     is_history: bool = False
+    """whether the baseline was measured on another day"""
     finding: str = ""
+    """what is wrong where a check does not hold, or what keeps a gate open"""
     source: str
+    """for people"""
     traced_to: list[str] = []
+    """each raw file with its line, as `path:line`"""
     fingerprint: str = ""
+    """the id of the machine that measured it (`engine.gpu.Fingerprint`)"""
 
     @property
     def label(self) -> str:
@@ -90,16 +94,12 @@ class Measurement(Frozen):
         return (least if self.against is not None else least_itself, 1.0 if is_share else math.inf)
 
     @model_validator(mode="after")
-    def _value_or_reason(self) -> Self:
+    def _is_possible(self) -> Self:
         if (self.value is None) != (self.invalid_because is not None):
             raise ValueError("a measurement has either a value or the reason why it is invalid")
-        return self
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
         least, largest = self.range
         bounds = [self.interval.lower, self.interval.upper] if self.interval else []
-        for number in [*bounds, *self.repeats, *([self.value] if self.value is not None else [])]:
+        for number in [*bounds, *self.repeats, *([] if self.value is None else [self.value])]:
             if not least <= number <= largest:
                 raise ValueError(f"{number} is no {self.metric}: it lies between {least} and {largest}")
         if self.value is not None and self.sample_count == 0:
@@ -109,7 +109,7 @@ class Measurement(Frozen):
         return self
 
 
-def _inside(path: str) -> str:
+def _check_relative(path: str) -> str:
     """Check a report's path. A report can come from a store, and its paths must stay inside the folder they are put into."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
@@ -120,7 +120,7 @@ def _inside(path: str) -> str:
 class EvidenceFile(Frozen):
     """A file as the tool wrote it. `path` is relative to the run's evidence folder."""
 
-    path: Annotated[str, AfterValidator(_inside)]
+    path: Annotated[str, AfterValidator(_check_relative)]
     sha256: str
     size: int
 
@@ -128,11 +128,11 @@ class EvidenceFile(Frozen):
 class StageEvidence(Frozen):
     """What one stage left: its files, unchanged, and the measurements read from them.
 
-    `run_id` is the run that it is a stage of; None in older runs. `taken_from` is the run that measured it, if that was another
-    run with the same inputs.
+    `run_id` is the run that it is a stage of. `taken_from` is the run that measured it, if that was another run with the same
+    inputs.
     """
 
-    stage: Stage
+    stage: StageName
     started_at: datetime
     duration_s: float
     commands: list[list[str]] = []
@@ -140,26 +140,24 @@ class StageEvidence(Frozen):
     files: list[EvidenceFile] = Field(min_length=1)
     measurements: list[Measurement]
     taken_from: str | None = None
-    run_id: str | None = None
+    run_id: str
 
 
 def valid(metric: str, value: float, source: str, **others: object) -> Measurement:
     """A measurement of a declared metric; a value that is not a finite number becomes an invalid one."""
     if not math.isfinite(value):
         return invalid(metric, f"the value is {value}", source, filter=others.get("filter"))
-    return Measurement.model_validate(
-        {"metric": metric, "value": float(value), "unit": _unit(metric, others), "source": source, **others}
-    )
+    return _measurement(metric, source, {"value": float(value), **others})
 
 
 def invalid(metric: str, because: str, source: str, **others: object) -> Measurement:
     """A measurement without a trustworthy value, and why."""
-    empty = {"metric": metric, "value": None, "unit": _unit(metric, others), "sample_count": 0, "source": source}
-    return Measurement.model_validate({**empty, **others, "invalid_because": because})
+    return _measurement(metric, source, {"value": None, "sample_count": 0, **others, "invalid_because": because})
 
 
-def _unit(metric: str, others: dict[str, object]) -> str:
-    return METRICS[metric].compared_unit if others.get("against") else METRICS[metric].unit
+def _measurement(metric: str, source: str, fields: dict[str, object]) -> Measurement:
+    unit = METRICS[metric].compared_unit if fields.get("against") else METRICS[metric].unit
+    return Measurement.model_validate({"metric": metric, "unit": unit, "source": source, **fields})
 
 
 def share_interval(successes: float, trials: int, at: Sides) -> Interval:
@@ -167,8 +165,7 @@ def share_interval(successes: float, trials: int, at: Sides) -> Interval:
 
     Of all scores with the same mean, zeros and ones scatter most, so the bounds are wide enough for any scores.
     """
-    share = successes / trials
-    return around(share, _wilson(share, trials, -_z(at.below)), _wilson(share, trials, _z(at.above)))
+    return _wilson_interval(successes / trials, lambda _: trials, at)
 
 
 def interval_of_means(means: Sequence[float], answers: int, at: Sides) -> Interval:
@@ -179,14 +176,10 @@ def interval_of_means(means: Sequence[float], answers: int, at: Sides) -> Interv
     The scatter is itself estimated, which costs what Student's t costs (Korn & Graubard 1998, "Confidence intervals for
     proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24).
     """
-    mean = statistics.fmean(means)
-    lower, upper = (
-        _wilson(mean, _worth(means, answers, alpha), side * _z(alpha)) for side, alpha in zip((-1, 1), at, strict=True)
-    )
-    return around(mean, lower, upper)
+    return _wilson_interval(statistics.fmean(means), lambda alpha: _independent_answers(means, answers, alpha), at)
 
 
-def _worth(means: Sequence[float], answers: int, alpha: float) -> float:
+def _independent_answers(means: Sequence[float], answers: int, alpha: float) -> float:
     """How many independent answers the questions' means are worth, at a one-sided level."""
     mean, count = statistics.fmean(means), len(means)
     if count < 2 or mean in (0.0, 1.0):
@@ -195,17 +188,23 @@ def _worth(means: Sequence[float], answers: int, alpha: float) -> float:
     if between == 0:
         return answers
     student = -float(special.stdtrit(count - 1, alpha))
-    return min(float(answers), of_single / between * count * (_z(alpha) / student) ** 2)
+    return min(float(answers), of_single / between * count * (_z_score(alpha) / student) ** 2)
 
 
-def _z(alpha: float) -> float:
+def _z_score(alpha: float) -> float:
     return -float(special.ndtri(alpha))
 
 
-def _wilson(share: float, trials: float, z: float) -> float:
-    middle = share + z * z / (2 * trials)
-    reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return min(1.0, max(0.0, (middle + reach) / (1 + z * z / trials)))
+def _wilson_interval(share: float, trials_at: Callable[[float], float], at: Sides) -> Interval:
+    """Wilson's bounds, each of so many trials as `trials_at` gives for its level."""
+
+    def bound(side: int, alpha: float) -> float:
+        z, trials = side * _z_score(alpha), trials_at(alpha)
+        middle = share + z * z / (2 * trials)
+        reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+        return min(1.0, max(0.0, (middle + reach) / (1 + z * z / trials)))
+
+    return around(share, bound(-1, at.below), bound(1, at.above))
 
 
 def geometric_mean(repeats: Sequence[float]) -> float:

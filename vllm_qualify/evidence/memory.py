@@ -16,19 +16,15 @@ class Memory:
     """Results for the last `files` contents, each identified by its digest."""
 
     def __init__(self, files: int) -> None:
-        self._of = lru_cache(maxsize=files)(_nothing_yet)
+        self._known_of = lru_cache(maxsize=files)(lambda _digest: dict[Hashable, Any]())
 
     def find(self, digest: bytes, what: Hashable, find: Callable[[], Cached]) -> Cached:
         """The remembered result for this content; or else that of `find`, which is remembered unless it raises an error."""
-        known = self._of(digest)
+        known = self._known_of(digest)
         if what not in known:
             known[what] = find()
         remembered: Cached = known[what]
         return remembered
-
-
-def _nothing_yet(_digest: bytes) -> dict[Hashable, Any]:
-    return {}
 
 
 def digest_together(*contents: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """The network between nodes, from NCCL's lines in the server's log with NCCL_DEBUG=INFO. Pure."""
 
 import re
-from collections.abc import Iterator
 
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
@@ -20,7 +19,7 @@ def infiniband(log: str, source: str) -> Measurement:
     Invalid if the log has no channel between nodes. That NCCL found InfiniBand does not mean that it uses it.
     """
     transports = [match["transport"].strip() for match in _CHANNEL.finditer(log)]
-    networks = list(_networks(transports))
+    networks = [match["name"] for transport in transports if (match := _NETWORK.match(transport))]
     if not transports:
         return invalid(NCCL_INFINIBAND, "the log has no NCCL channel: NCCL_DEBUG was not INFO, or it logged elsewhere", source)
     if not networks:
@@ -28,9 +27,3 @@ def infiniband(log: str, source: str) -> Measurement:
         return invalid(NCCL_INFINIBAND, problem, source)
     uses = all(_INFINIBAND.fullmatch(name) for name in networks)
     return valid(NCCL_INFINIBAND, float(uses), source, sample_count=len(networks))
-
-
-def _networks(transports: list[str]) -> Iterator[str]:
-    for transport in transports:
-        if match := _NETWORK.match(transport):
-            yield match["name"]

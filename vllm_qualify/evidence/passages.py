@@ -44,46 +44,40 @@ class Passage(NamedTuple):
 def answered_passages(plan: CellPlan, evidence: Path) -> list[Passage]:
     """The answers that the cell scores: the first ones of its baseline, or its own if it becomes one. Empty ones are left out.
 
-    Of a baseline that scored fewer, these are as many as it scored.
-
-    Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
+    Of a baseline that scored fewer, these are as many as it scored. Raises one of UNUSABLE if there are none, or a file is not
+    as lm-eval writes it.
     """
     of = None if plan.establishes else plan.baseline
     folder = evidence / BASELINE / ACCURACY if of else evidence / ACCURACY
     most = plan.likelihood.settings.num_answers if plan.likelihood else 0
     if of and of.likelihood:
         most = min(most, of.likelihood.settings.num_answers)
-    passages = [passage for task in plan.accuracy for passage in _of_task(folder / task.name, task.name)[:most]]
+    passages = [passage for task in plan.accuracy for passage in _read_task(folder / task.name, task.name)[:most]]
     if not passages:
         raise ValueError("no task has answers with a text, so nothing can be scored: give one that generates text")
     return passages
 
 
-def _of_task(folder: Path, task: str) -> list[Passage]:
-    """One answer to each question, in the order of their digests: any first ones of them are a random draw."""
+def _read_task(folder: Path, task: str) -> list[Passage]:
+    """One answer to each question, in the order of their digests: any first ones of them are a random draw.
+
+    Empty replies are left out, and tasks that compare likelihoods themselves.
+    """
     # A group's members each have a file of samples, with numbers of their own.
     by_question: dict[tuple[str, int], Passage] = {}
     for path in sorted(folder.glob("r1-b*/samples_*.jsonl")):
         # `splitlines` would also split at characters that replies may contain.
-        for line in filter(None, path.read_text(encoding="utf-8").split("\n")):
-            row = json.loads(line)
-            passage = _passage(task, row)
-            if passage is not None:
-                by_question.setdefault((path.name.rpartition("_")[0], row["doc_id"]), passage)
+        for row in map(json.loads, filter(None, path.read_text(encoding="utf-8").split("\n"))):
+            arguments, reply = row["arguments"]["gen_args_0"], row["resps"][0][0]
+            if not isinstance(reply, str) or not reply.strip() or not isinstance(arguments.get("arg_1"), dict):
+                continue
+            # lm-eval keeps a chat's messages as text in a list.
+            prompt = arguments["arg_0"] if isinstance(arguments["arg_0"], str) else json.loads(arguments["arg_0"][0])
+            by_question.setdefault((path.name.rpartition("_")[0], row["doc_id"]), Passage(task, row["doc_id"], prompt, reply))
     return sorted(by_question.values(), key=lambda passage: passage.identity.digest)
 
 
-def _passage(task: str, row: dict[str, Any]) -> Passage | None:
-    """A sample's prompt and first reply; None if the reply is empty, or the task compares likelihoods itself."""
-    arguments, reply = row["arguments"]["gen_args_0"], row["resps"][0][0]
-    if not isinstance(reply, str) or not reply.strip() or not isinstance(arguments.get("arg_1"), dict):
-        return None
-    prompt = arguments["arg_0"]
-    # lm-eval keeps a chat's messages as text in a list.
-    return Passage(task, row["doc_id"], prompt if isinstance(prompt, str) else json.loads(prompt[0]), reply)
-
-
-def given(content: bytes) -> Iterator[Passage]:
+def read_texts(content: bytes) -> Iterator[Passage]:
     """The texts of a recipe's file, numbered by its lines from 1."""
     for number, line in enumerate(content.splitlines(), start=1):
         yield Passage(OF_TEXTS, number, "", json.loads(line)["text"])

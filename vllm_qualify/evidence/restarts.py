@@ -5,7 +5,7 @@ not say that, and counters that are kept in one process outlive an engine in ano
 processes, see `engine.process_tree`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -54,41 +54,30 @@ def restart_problems(moments: Sequence[Moment]) -> list[str]:
     Raises ValueError if a page is no page of metrics.
     """
     for one, other in pairwise(moments):
-        if signs := [*_began_later(one, other), *_ended(one, other), *_counts_less(moments[0], one, other)]:
+        if signs := list(_find_signs(moments[0], one, other)):
             return [f"the server was started anew between {one.when} and {other.when}: {'; '.join(signs)}: {REMEDY}"]
     return []
 
 
-def _began_later(one: Moment, other: Moment) -> list[str]:
-    earlier, later = _began(one.page), _began(other.page)
-    if not earlier or not later or earlier == later:
-        return []
-    return [f"it began at {_clock(max(earlier))}, and then at {_clock(max(later))}"]
+def _find_signs(first: Moment, one: Moment, other: Moment) -> Iterator[str]:
+    earlier, later = _read_began(one.page), _read_began(other.page)
+    if earlier and later and earlier != later:
+        clocks = (datetime.fromtimestamp(max(began), UTC).strftime("%H:%M:%S") for began in (earlier, later))
+        yield f"it began at {', and then at '.join(clocks)}"
+    if one.processes is not None and other.processes is not None:
+        gone = [str(each.pid) for each in one.processes if each not in other.processes]
+        if gone:
+            yield f"its process {', '.join(gone)} is no more"
+    # Evidence of older runs may be of repeats that were put together: there a count may not be less than at the first.
+    is_whole = (one.is_noted and other.is_noted) or (earlier and later)
+    before, after = labelled_totals((one if is_whole else first).page), labelled_totals(other.page)
+    if back := sorted({key.partition("{")[0] for key, value in before.items() if after.get(key, value) < value}):
+        more = f" and {len(back) - 1} more" if len(back) > 1 else ""
+        yield f"its count of {back[0]}{more} went back"
 
 
-def _began(page: str) -> set[float]:
+def _read_began(page: str) -> set[float]:
     return {sample.value for sample in samples_of(page, lambda line: BEGAN in line) if sample.name == BEGAN}
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
-
-
-def _ended(one: Moment, other: Moment) -> list[str]:
-    if one.processes is None or other.processes is None:
-        return []
-    gone = [str(each.pid) for each in one.processes if each not in other.processes]
-    return [f"its process {', '.join(gone)} is no more"] if gone else []
-
-
-def _counts_less(first: Moment, one: Moment, other: Moment) -> list[str]:
-    """Evidence of older runs may be of repeats that were put together: there a count may not be less than at the first."""
-    is_whole = (one.is_noted and other.is_noted) or bool(_began(one.page) and _began(other.page))
-    since = one if is_whole else first
-    earlier, later = labelled_totals(since.page), labelled_totals(other.page)
-    back = sorted({key.partition("{")[0] for key, value in earlier.items() if later.get(key, value) < value})
-    more = f" and {len(back) - 1} more" if len(back) > 1 else ""
-    return [f"its count of {back[0]}{more} went back"] if back else []
 
 
 def processes_path(folder: Path, repeat: int) -> Path:
@@ -97,18 +86,14 @@ def processes_path(folder: Path, repeat: int) -> Path:
 
 def moments_of_repeats(folder: Path, numbers: Sequence[int]) -> list[Moment]:
     """What was seen of a load's server before and after each repeat. Raises one of UNUSABLE."""
-    return [moment for number in numbers for moment in _moments(folder, number)]
+    return [moment for number in numbers for moment in _read_moments(folder, number)]
 
 
-def _moments(folder: Path, number: int) -> list[Moment]:
+def _read_moments(folder: Path, number: int) -> list[Moment]:
     path = processes_path(folder, number)
-    noted = Processes.model_validate_json(path.read_bytes()) if path.exists() else None
-    seen = {"before": noted.before, "after": noted.after} if noted else {"before": None, "after": None}
+    noted = Processes.model_validate_json(path.read_bytes()) if path.exists() else Processes(before=None, after=None)
+    edges = (("before", "start", noted.before), ("after", "end", noted.after))
     return [
-        Moment(_when(number, when), (folder / f"metrics-{number}-{when}.txt").read_text(), processes, noted is not None)
-        for when, processes in seen.items()
+        Moment(f"the {edge} of repeat {number}", (folder / f"metrics-{number}-{when}.txt").read_text(), seen, path.exists())
+        for when, edge, seen in edges
     ]
-
-
-def _when(number: int, when: str) -> str:
-    return f"the {'start' if when == 'before' else 'end'} of repeat {number}"

@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 else:
     optimize = Lazy("scipy.optimize")
 
-# The chance that a release is called `fail` though it meets every bound, over all of its gates.
+# The chance that a release is called `fail` though it lost nothing and meets every bound, over all of its gates.
 FALSE_FAIL_OF_RELEASE = 0.05
+# The chance that a gate against another run fails if just so much is lost as it allows. Who loses that much at several gates is
+# no good release that must be spared, so this is not shared out.
+FALSE_FAIL_AT_MARGIN = 0.05
 # The chance that a gate is passed though its bound is missed. A release must pass all gates, so this is not shared out.
-# At most 5 % are wanted. One hundredth is kept for what no interval holds exactly, as estimated variances and many tries are.
-FALSE_PASS = 0.04
+# At most 5 % are wanted. Two hundredths are kept for what no interval holds exactly, as estimated variances and many tries are.
+FALSE_PASS = 0.03
 
 # How many standard errors the integration reaches below zero, and its points.
 REACH = 6.0
@@ -43,17 +46,27 @@ RISES = "the information must rise above 0 from look to look, and alpha lie betw
 
 
 class Levels(Frozen):
-    """The chances of a wrong verdict of one gate, over all looks at it."""
+    """The chances of a wrong verdict of one gate, over all looks at it.
+
+    `false_fail` is for a release that meets the bound. Of a gate against another run it is for a release that lost nothing, and
+    `false_fail_at_margin` for one that lost what the gate allows.
+    """
 
     false_pass: float = FALSE_PASS
     false_fail: float = FALSE_FAIL_OF_RELEASE
+    false_fail_at_margin: float = FALSE_FAIL_AT_MARGIN
+
+    @property
+    def at_margin(self) -> "Levels":
+        """The levels of the bound that is held against a gate's margin."""
+        return self.model_copy(update={"false_fail": max(self.false_fail, self.false_fail_at_margin)})
 
 
 def levels_of(gates: Sequence[Gate], tries: int = 0) -> Levels:
     """The levels of each of a release's gates, of a release that did not pass `tries` times before.
 
     The gates share the release's chance of a wrong `fail` (Bonferroni). Who tries again has another chance of a wrong `pass`,
-    so the k-th try gets FALSE_PASS / k³. However many tries there are, all together have at most FALSE_PASS times ζ(3), 4.8 %,
+    so the k-th try gets FALSE_PASS / k³. However many tries there are, all together have at most FALSE_PASS times ζ(3), 3.6 %,
     since the chance of any of several is at most their sum.
     """
     noisy = sum(gate.has_noise for gate in gates)
@@ -64,7 +77,7 @@ _INSTEAD: ContextVar[Levels | None] = ContextVar("levels instead of a plan's own
 
 
 def levels_for(plan: CellPlan) -> Levels:
-    return _INSTEAD.get() or levels_of(plan.judged, plan.unpassed)
+    return _INSTEAD.get() or levels_of(plan.judged_gates, plan.unpassed)
 
 
 @contextmanager
@@ -89,17 +102,14 @@ def sides(direction: Direction, levels: Levels, information: Sequence[float], lo
 
     The bound on the bad side decides `pass`, that on the good side decides `fail`. `information` is as for `critical_values`.
     """
-    return sides_after(direction, levels, _shares(information)[: look + 1])
+    return sides_after(direction, levels, _information_shares(information)[: look + 1])
 
 
 def sides_after(direction: Direction, levels: Levels, shares: Sequence[float]) -> Sides:
     """The sides of an interval at the last of the looks so far, which had these rising shares of the whole information."""
-
-    def nominal(alpha: float) -> float:
-        """The level that the bound of this look would have if it were the only look."""
-        return float(special.ndtr(-_critical(tuple(shares), alpha)))
-
-    return sides_of(direction, nominal(levels.false_pass), nominal(levels.false_fail))
+    # The level that the bound of this look would have if it were the only look.
+    nominal = (special.ndtr(-_critical_value(tuple(shares), alpha)) for alpha in (levels.false_pass, levels.false_fail))
+    return sides_of(direction, *map(float, nominal))
 
 
 def rising(shares: Sequence[float]) -> list[float]:
@@ -125,27 +135,25 @@ def critical_values(information: Sequence[float], alpha: float) -> list[float]:
 
     `information` is one over the estimate's variance at each look, in any unit, and must rise. At a share t of the whole,
     `alpha` * t is spent. Under the hypothesis, `alpha` is the chance that z exceeds its critical value at any of the looks.
-
-    Raises:
-        ValueError: the information does not rise, or `alpha` is not between 0 and 0.5.
+    Raises ValueError if the information does not rise, or `alpha` is not between 0 and 0.5.
     """
-    shares = _shares(information)
-    return [_critical(shares[:number], alpha) for number in range(1, len(shares) + 1)]
+    shares = _information_shares(information)
+    return [_critical_value(shares[:number], alpha) for number in range(1, len(shares) + 1)]
 
 
-def _shares(information: Sequence[float]) -> tuple[float, ...]:
+def _information_shares(information: Sequence[float]) -> tuple[float, ...]:
     if not information or information[-1] <= 0:
         raise ValueError(RISES)
     return tuple(value / information[-1] for value in information)
 
 
 @lru_cache(maxsize=2**15)
-def _critical(shares: tuple[float, ...], alpha: float) -> float:
+def _critical_value(shares: tuple[float, ...], alpha: float) -> float:
     """The critical value at the last of the looks: the score exceeds it there for the first time with this look's chance."""
     share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
     if not (0 <= before < share <= 1 and 0 < alpha < 0.5):
         raise ValueError(RISES)
-    (scores, masses), step, root = _going_on(shares[:-1], alpha), math.sqrt(share - before), math.sqrt(share)
+    (scores, masses), step, root = _integrate_looks(shares[:-1], alpha), math.sqrt(share - before), math.sqrt(share)
 
     def excess(critical: float) -> float:
         return float(special.ndtr((scores - critical * root) / step) @ masses) - alpha * (share - before)
@@ -154,18 +162,18 @@ def _critical(shares: tuple[float, ...], alpha: float) -> float:
 
 
 @lru_cache(maxsize=2**15)
-def _going_on(shares: tuple[float, ...], alpha: float) -> tuple[np.ndarray, np.ndarray]:
+def _integrate_looks(shares: tuple[float, ...], alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores after looks that did not end the comparison, and how likely each is. A score is z times √information."""
     if not shares:
         return np.zeros(1), np.ones(1)
-    scores, masses = _going_on(shares[:-1], alpha)
+    scores, masses = _integrate_looks(shares[:-1], alpha)
     share, before = shares[-1], shares[-2] if len(shares) > 1 else 0.0
-    start, stop = -REACH * math.sqrt(share), _critical(shares, alpha) * math.sqrt(share)
+    start, stop = -REACH * math.sqrt(share), _critical_value(shares, alpha) * math.sqrt(share)
     # Gauss-Legendre's points and widths from far below zero to the critical value.
     points, widths = start + (stop - start) / 2 * (NODES + 1), (stop - start) / 2 * WIDTHS
-    return points, widths * (_density(points[:, None] - scores[None, :], math.sqrt(share - before)) @ masses)
+    return points, widths * (_normal_density(points[:, None] - scores[None, :], math.sqrt(share - before)) @ masses)
 
 
-def _density(scores: np.ndarray, scale: float) -> np.ndarray:
+def _normal_density(scores: np.ndarray, scale: float) -> np.ndarray:
     """The density of a normal distribution around zero."""
     return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)

@@ -12,20 +12,17 @@ from vllm_qualify.drift.question import Question
 from vllm_qualify.engine import bench as benches
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.bench import Bench
-from vllm_qualify.engine.clock import steady_s
 from vllm_qualify.engine.launchers.registry import launcher_of
-from vllm_qualify.engine.process import Tell
-from vllm_qualify.engine.running import Running
+from vllm_qualify.engine.process import Running, Tell
 from vllm_qualify.engine.server import STAGE, Client, Server, ServerPlan, Starting
-from vllm_qualify.engine.start import await_ready, launch
-from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
+from vllm_qualify.engine.server_start import await_ready, launch
+from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, steady_s
 from vllm_qualify.errors import QualifyError, writing
-from vllm_qualify.evidence import accuracy
-from vllm_qualify.evidence.accuracy import LmEval
+from vllm_qualify.evidence.accuracy.lm_eval_process import LmEval, running_lm_eval
 from vllm_qualify.evidence.load.client import Driven, driven_by, prepare_prompts
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.recipe.workload import Load
 
 BENCH_LOG, LM_EVAL, LAUNCHED, ENDED = "bench.log", "lm-eval", "launched_at", "ended_at"
 LAUNCHED_BY_CLOCK = "launched_by_clock"
@@ -46,9 +43,7 @@ class Served(Frozen):
 
 def launched_by_clock(folder: Path) -> float:
     """When a server was launched, by the clock that its log has: in s since 1970. Raises one of UNUSABLE."""
-    file = folder / LAUNCHED_BY_CLOCK
-    # Older runs have one time.
-    return float((file if file.exists() else folder / LAUNCHED).read_text())
+    return float((folder / LAUNCHED_BY_CLOCK).read_text())
 
 
 @contextmanager
@@ -63,45 +58,40 @@ def serving(
     """Serve and watch the cell's server during the block. Its tools start while it loads.
 
     All files of the server, of the tools and of what is watched go to `folder`. The block begins when `question` is answered.
-    `loads` are the loads that will be measured, as `client.prepare` takes them: their prompts are made meanwhile.
-
-    Raises:
-        QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task, or as `Question.ask`.
+    `loads` are the loads that will be measured, as `client.prepare_prompts` takes them: their prompts are made meanwhile.
+    Raises QualifyError: as `launch` and `await_ready`, or lm-eval refuses a task, or as `Question.ask`.
     """
     with ExitStack() as stack:
-        starting = stack.enter_context(_launched(plan.server, folder, port, plan.labels))
+        starting = stack.enter_context(_launch_server(plan.server, folder, port, plan.labels))
         stack.enter_context(_machine_watched(starting.process, plan, folder))
-        client = stack.enter_context(_client(starting, plan.server, plan, folder, plan.labels))
-        bench = stack.enter_context(benches.staying(client, folder / BENCH_LOG))
+        client = stack.enter_context(_start_client(starting, plan.server, plan, folder, plan.labels))
+        bench = stack.enter_context(benches.running_bench(client, folder / BENCH_LOG))
         prepare_prompts(bench, plan.server.served_model_name, loads)
-        lm_eval = {task.name: stack.enter_context(_lm_eval(starting, plan, task.name, folder)) for task in plan.accuracy}
+        lm_eval = {
+            task.name: stack.enter_context(
+                running_lm_eval(starting, plan.server.served_model_name, task, folder / LM_EVAL / task.name)
+            )
+            for task in plan.accuracy
+        }
 
         def check() -> None:
             for each in lm_eval.values():
                 each.check()
 
-        server = _ready(plan.server, starting, tell, question, check)
+        server = _await_server(plan.server, starting, tell, question, check)
         stack.enter_context(_metrics_watched(server, plan, folder))
         yield Served(server=server, bench=bench, lm_eval=lm_eval)
 
 
 def see_the_same(folder: Path, other: Path) -> None:
-    """Link the files of what is watched in `folder` into `other`, for another cell of the server: both get later samples.
-
-    Raises:
-        HostError: it cannot be written.
-    """
+    """Link the files of what is watched in `folder` into `other`, another cell's: both get later samples. Raises HostError."""
     with writing(STAGE):
         for name in (SCRAPES, HOST_SAMPLES):
             (other / name).hardlink_to(folder / name)
 
 
-def _ready(
-    plan: ServerPlan,
-    starting: Starting,
-    tell: Tell,
-    question: Question | None,
-    check: Callable[[], None] = lambda: None,
+def _await_server(
+    plan: ServerPlan, starting: Starting, tell: Tell, question: Question | None, check: Callable[[], None] = lambda: None
 ) -> Server:
     """Wait until the server answers and the engine has said that it takes the recipe. Raises as `serving`."""
     if question is None:
@@ -122,7 +112,7 @@ def _ready(
 
 
 @contextmanager
-def another(
+def serving_other(
     other: ServerPlan,
     plan: CellPlan,
     folder: Path,
@@ -133,34 +123,29 @@ def another(
 ) -> Iterator[Served]:
     """Serve another server of the cell with a bench only, whose program is that of `like`. The rest is as in `serving`."""
     labels = plan.labels | {"run": f"{plan.run_id}-{folder.name}"}
-    with (
-        _launched(other, folder, None, labels) as starting,
-        _client(starting, other, plan, folder, labels) as client,
-        benches.staying(_same_program(client, like), folder / BENCH_LOG) as bench,
-    ):
+    with ExitStack() as stack:
+        starting = stack.enter_context(_launch_server(other, folder, None, labels))
+        client = stack.enter_context(_start_client(starting, other, plan, folder, labels))
+        if like:
+            # Processes then measure both servers alike. Containers use one name for both.
+            ours = like.server.client
+            client = client.model_copy(update={"program": ours.program, "python": ours.python})
+        bench = stack.enter_context(benches.running_bench(client, folder / BENCH_LOG))
         prepare_prompts(bench, other.served_model_name, loads)
-        server = _ready(other, starting, tell, question)
+        server = _await_server(other, starting, tell, question)
         tell(f"serving{' another server beside it' if like else ''} at {server.url} after {server.startup_s:.0f} s")
         yield Served(server=server, bench=bench)
 
 
-def _same_program(client: Client, like: Served | None) -> Client:
-    """The client with the program of `like`, so that processes measure both servers alike. Containers use one name for both."""
-    if like is None:
-        return client
-    ours = like.server.client
-    return client.model_copy(update={"program": ours.program, "python": ours.python})
-
-
 @contextmanager
-def started(plan: ServerPlan, folder: Path, labels: dict[str, str], tell: Tell) -> Iterator[Server]:
+def serving_alone(plan: ServerPlan, folder: Path, labels: dict[str, str], tell: Tell) -> Iterator[Server]:
     """Start a server alone. Raises as `serving`."""
-    with _launched(plan, folder, None, labels) as starting:
+    with _launch_server(plan, folder, None, labels) as starting:
         yield await_ready(plan, starting, tell)
 
 
 @contextmanager
-def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str, str]) -> Iterator[Starting]:
+def _launch_server(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str, str]) -> Iterator[Starting]:
     with writing(STAGE):
         (folder / LAUNCHED).write_text(f"{steady_s():.3f}\n")
         # The log of the server has the machine's own time.
@@ -172,7 +157,7 @@ def _launched(plan: ServerPlan, folder: Path, port: int | None, labels: dict[str
 
 
 @contextmanager
-def _client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, labels: dict[str, str]) -> Iterator[Client]:
+def _start_client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, labels: dict[str, str]) -> Iterator[Client]:
     """The client next to the server, or in a container of the client image if the plan names one."""
     if plan.client_image is None:
         yield starting.client
@@ -182,14 +167,7 @@ def _client(starting: Starting, of: ServerPlan, plan: CellPlan, folder: Path, la
 
 
 @contextmanager
-def _lm_eval(starting: Starting, plan: CellPlan, name: str, folder: Path) -> Iterator[LmEval]:
-    (task,) = (task for task in plan.accuracy if task.name == name)
-    with accuracy.loading(starting, plan.server.served_model_name, task, folder / LM_EVAL / name) as lm_eval:
-        yield lm_eval
-
-
-@contextmanager
-def watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
+def watching_server(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
     """Watch the plan's server and the machine into `folder` during the block. Raises HostError if that cannot be written."""
     with _machine_watched(server.process, plan, folder), _metrics_watched(server, plan, folder):
         yield
@@ -205,7 +183,7 @@ def _machine_watched(process: Running, plan: CellPlan, folder: Path) -> Iterator
 
 @contextmanager
 def _metrics_watched(server: Server, plan: CellPlan, folder: Path) -> Iterator[None]:
-    families = watch.families(plan.server.engine_kind, plan.cell.release.engine.version)
+    families = watch.metric_families(plan.server.engine_kind, plan.cell.release.engine.version)
     with writing(STAGE):
         (folder / SCRAPES).touch()
     with watch.watching_server(f"{server.url}{server.metrics_path}", families, folder, EVERY_S):

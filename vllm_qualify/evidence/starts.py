@@ -6,39 +6,41 @@ starts. A further start has the folder `starts/N`, with N from 2 on. Below it th
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.metrics_page import sums_of
-from vllm_qualify.evidence import accuracy, answers
-from vllm_qualify.evidence.answers import Answered
+from vllm_qualify.evidence.accuracy import answers, blocks, lm_eval_process, samples
+from vllm_qualify.evidence.accuracy.answers import Answered
 from vllm_qualify.evidence.load import agreement
 from vllm_qualify.evidence.load.problems import took_s
 from vllm_qualify.evidence.load.result import BESIDE, Repeat, count_of, read_repeat
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.serving import EngineName
-from vllm_qualify.recipe.workload import Load
 
 STARTS, FIRST = "starts", 1
 # Of a further start's load, unless the first has fewer: two show noise. While they are noisy there are more, up to so many.
 REPEATS, MOST_REPEATS = 2, 5
-# A run that becomes a baseline is started so often at most: then a candidate's starts are known from it, too.
-OF_A_BASELINE = 4
+# So many starts at least decide a gate: fewer show badly how much starts differ. A gate fails sooner where it surely fails.
+LEAST = 3
+# A run that becomes a baseline is started so often at least: then a candidate's starts are known from it, too.
+LEAST_OF_A_BASELINE: Mapping[str, int] = {"answers": 3, "load": 4}
 # Each page of a step or of a repeat, from before and from after it.
 BEFORE = ("accuracy/*/r*-b*/metrics-before.txt", "load/metrics-*-before.txt")
 AFTER = ("accuracy/*/r*-b*/metrics-after.txt", "load/metrics-*-after.txt")
 
 
+def place(number: int) -> str:
+    """How the paths of a start begin in the evidence folder: with `starts/2/`, and of the first with nothing."""
+    return "" if number == FIRST else f"{STARTS}/{number}/"
+
+
 def root(evidence: Path, number: int) -> Path:
     """The folder of one start: for the first it is the evidence folder itself."""
     return evidence / place(number)
-
-
-def place(number: int) -> str:
-    """The same as the beginning of paths in the evidence folder: `starts/2/`, and nothing for the first."""
-    return "" if number == FIRST else f"{STARTS}/{number}/"
 
 
 def further(evidence: Path) -> list[int]:
@@ -54,14 +56,33 @@ def further(evidence: Path) -> list[int]:
 def plan_of(plan: CellPlan, evidence: Path, number: int) -> CellPlan:
     """What a further start measures at most: each compared task once, and a few repeats of the load within its budget.
 
+    A task of samples is asked for all samples. A baseline asks more often: see `repetitions_of_further_start`.
+
     Raises one of UNUSABLE if it is not known what is left of the budget.
     """
-    tasks = [once(task) for task in plan.accuracy if is_compared(plan.over_starts, task)]
-    return plan.model_copy(update={"accuracy": tasks, "load": _load_of(plan.load, evidence, number)})
+    tasks = [task_of_further_start(task, plan) for task in plan.accuracy if is_compared(plan.gates_over_starts, task)]
+    looks, left_s = repeats_of(plan.load), plan.load.time_budget_s
+    if left_s is not None:
+        left_s -= sum(_took_s(evidence, number))
+    load = plan.load.model_copy(update={"repeats": looks[0], "most_repeats": looks[-1], "time_budget_s": left_s})
+    return plan.model_copy(update={"accuracy": tasks, "load": load})
 
 
-def once(task: TaskPlan) -> TaskPlan:
-    return task.model_copy(update={"repetitions": 1, "sequential": False})
+def task_of_further_start(task: TaskPlan, plan: CellPlan) -> TaskPlan:
+    """A task as a further start may ask it at most."""
+    times = task.repetitions if plan.establishes else task.least_repetitions
+    return task.model_copy(update={"repetitions": times, "sequential": False})
+
+
+def repetitions_of_further_start(task: TaskPlan, plan: CellPlan, evidence: Path) -> int:
+    """How often a further start asks a task: of a run that becomes a baseline once less than its first start did.
+
+    Raises one of UNUSABLE if the first start left no answers.
+    """
+    if not plan.establishes:
+        return task.least_repetitions
+    asked = max(step.repetition for step in blocks.read_finished(evidence / "accuracy" / task.name, task))
+    return max(task.least_repetitions, asked - 1)
 
 
 def is_compared(gates: Sequence[Gate], task: TaskPlan) -> bool:
@@ -74,18 +95,6 @@ def repeats_of(settings: Load) -> range:
     return range(least, max(least, min(MOST_REPEATS, settings.looks[-1])) + 1)
 
 
-def _load_of(settings: Load, evidence: Path, number: int) -> Load:
-    looks, left_s = repeats_of(settings), _left_s(settings, evidence, number)
-    return settings.model_copy(update={"repeats": looks[0], "most_repeats": looks[-1], "time_budget_s": left_s})
-
-
-def _left_s(settings: Load, evidence: Path, number: int) -> float | None:
-    """What the earlier starts' loads left of the budget, in s; None without a budget."""
-    if settings.time_budget_s is None:
-        return None
-    return settings.time_budget_s - sum(_took_s(evidence, number))
-
-
 def _took_s(evidence: Path, number: int) -> list[float]:
     """How long each repeat took before this start, in s."""
     loads = [root(evidence, earlier) / "load" for earlier in range(FIRST, number)]
@@ -93,9 +102,9 @@ def _took_s(evidence: Path, number: int) -> list[float]:
 
 
 def repeats_of_all(plan: CellPlan, count: int) -> range:
-    """The numbers of repeats of all starts together after which a load may be looked at. `count` were run, perhaps more."""
+    """The numbers of repeats of all starts together after which a load may be looked at. `count` were run."""
     looks = plan.load.looks
-    planned = looks[-1] if plan.starts == FIRST else looks[0] + (plan.starts - FIRST) * repeats_of(plan.load)[0]
+    planned = looks[-1] + (plan.starts - FIRST) * repeats_of(plan.load)[-1]
     return range(looks.start, max(planned, count) + 1)
 
 
@@ -104,27 +113,24 @@ def too_long(load: Load, evidence: Path, number: int) -> str | None:
 
     Raises one of UNUSABLE.
     """
-    if load.time_budget_s is None:
-        return None
-    longest_s = max(_took_s(evidence, number), default=0.0)
-    if longest_s <= load.time_budget_s:
+    if load.time_budget_s is None or (longest_s := max(_took_s(evidence, number), default=0.0)) <= load.time_budget_s:
         return None
     left_s = max(0.0, load.time_budget_s)
     return f"time_budget_s leaves {left_s:.0f} s for the load of start {number}, and a repeat may take {longest_s:.0f} s"
 
 
-def answers_of(evidence: Path, task: TaskPlan) -> Answered:
+def answers_of(plan: CellPlan, evidence: Path, task: TaskPlan) -> Answered:
     """A task's answers from lm-eval's files, of all starts that asked it. Raises as `read_answers`."""
-    parts = [answers.read_answers(evidence / "accuracy" / task.name, task)]
+    parts = [samples.read_answers(evidence / "accuracy" / task.name, task)]
     for number in further(evidence):
         folder = root(evidence, number) / "accuracy" / task.name
-        parts += [answers.read_answers(folder, once(task), number)] if folder.is_dir() else []
-    return _together(parts)
+        parts += [samples.read_answers(folder, task_of_further_start(task, plan), number)] if folder.is_dir() else []
+    return _join_starts(parts)
 
 
 def kept_answers(evidence: Path, task: str) -> Answered:
     """A task's answers of all starts, from the files that were made of lm-eval's. Raises one of UNUSABLE."""
-    inside = Path("accuracy") / task / accuracy.ANSWERS
+    inside = Path("accuracy") / task / lm_eval_process.ANSWERS
     parts = [answers.load(evidence / inside)]
     for number in further(evidence):
         path = root(evidence, number) / inside
@@ -132,10 +138,10 @@ def kept_answers(evidence: Path, task: str) -> Answered:
         if kept and any(answer.start != number for answer in kept.answers):
             raise ValueError(f"{inside} of start {number} has answers of another start")
         parts += [kept] if kept else []
-    return _together(parts)
+    return _join_starts(parts)
 
 
-def _together(parts: Sequence[Answered]) -> Answered:
+def _join_starts(parts: Sequence[Answered]) -> Answered:
     first, *others = parts
     if any(other.model_copy(update={"answers": first.answers}) != first for other in others):
         raise ValueError("the starts were not asked one version of the task")
@@ -149,25 +155,22 @@ def problem_of(plan: CellPlan, evidence: Path, number: int) -> str | None:
     """
     if number > plan.starts:
         return f"start {number}, where at most {plan.starts} were planned"
-    return next(_problems(plan.server.kind, evidence, number), None)
-
-
-def _problems(kind: EngineName, evidence: Path, number: int) -> Iterator[str]:
     ours, earlier = root(evidence, number), [root(evidence, other) for other in range(FIRST, number)]
-    if any(_results(ours) & _results(other) for other in earlier):
-        yield f"the answers of start {number} are a copy of an earlier start's"
-    if any(agreement.share_requests(_repeats(ours), _repeats(other)) for other in earlier):
-        yield f"the load of start {number} has the requests of an earlier start's, or ran at the same time"
-    if not _began_anew(kind, earlier[-1], ours):
-        yield f"the server's counts go on in start {number} from the start before it: it was not started again"
+    if any(_digest_results(ours) & _digest_results(other) for other in earlier):
+        return f"the answers of start {number} are a copy of an earlier start's"
+    if any(agreement.share_requests(_read_repeats(ours), _read_repeats(other)) for other in earlier):
+        return f"the load of start {number} has the requests of an earlier start's, or ran at the same time"
+    if not _began_anew(plan.server.kind, earlier[-1], ours):
+        return f"the server's counts go on in start {number} from the start before it: it was not started again"
+    return None
 
 
-def _results(start: Path) -> set[bytes]:
+def _digest_results(start: Path) -> set[bytes]:
     """The digests of lm-eval's results, which have the time at which they were measured."""
     return {hashlib.sha256(path.read_bytes()).digest() for path in start.glob("accuracy/*/r*-b*/results_*.json")}
 
 
-def _repeats(start: Path) -> list[Repeat]:
+def _read_repeats(start: Path) -> list[Repeat]:
     folders = [folder for folder in (start / "load", start / "load" / BESIDE) if folder.is_dir()]
     return [read_repeat(folder, folder.name, number) for folder in folders for number in range(1, count_of(folder) + 1)]
 
@@ -177,24 +180,22 @@ def _began_anew(kind: EngineName, before: Path, ours: Path) -> bool:
     if "succeeded" not in KINDS[kind].counters:
         return True
     name = KINDS[kind].total("succeeded")
-    then = [_count(page, name) for page in _edge(before, AFTER, -1)]
-    now = [_count(page, name) for page in _edge(ours, BEFORE, 0)]
+    then, now = (
+        [sums_of(page.read_text(), (name,)).get(name, 0.0) for page in pages]
+        for pages in (_edge_pages(before, AFTER, -1), _edge_pages(ours, BEFORE, 0))
+    )
     # Without the count, answers and loads are invalid anyway.
     return not then or not now or max(then) == 0 or min(now) < max(then)
 
 
-def _edge(start: Path, patterns: Sequence[str], which: int) -> list[Path]:
+def _edge_pages(start: Path, patterns: Sequence[str], which: int) -> list[Path]:
     """The first or the last page of each task, and that of the load."""
     by_folder: dict[Path, list[Path]] = {}
     for path in (path for pattern in patterns for path in start.glob(pattern)):
         by_folder.setdefault(path.parent if path.parent.name == "load" else path.parent.parent, []).append(path)
-    return [sorted(pages, key=_numbers)[which] for pages in by_folder.values()]
+    return [sorted(pages, key=_path_numbers)[which] for pages in by_folder.values()]
 
 
-def _numbers(page: Path) -> list[int]:
+def _path_numbers(page: Path) -> list[int]:
     """The numbers in the names of a page and of its folder, so that repeat 10 comes after repeat 9."""
     return [int(number) for number in re.findall(r"\d+", f"{page.parent.name}/{page.name}")]
-
-
-def _count(page: Path, name: str) -> float:
-    return sums_of(page.read_text(), (name,)).get(name, 0.0)

@@ -81,16 +81,24 @@ def startup(
     The start took `startup_s`, and `launched` is the unix time of the launch. `started_before` says that the same server ran on
     this machine before: its start then counts as warm unless the log says otherwise.
     """
-    lines = list(_lines(log, wording))
+    lines = list(_read_lines(log, wording))
+    loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
+    so_far = {process: [max(each)] for process, each in _by_process(lines, wording.compiled_so_far).items()}
+    compiled = _by_process(lines, wording.compiled) or so_far or _warm_ups(lines, wording)
+    is_eager = any(wording.eager.search(line.message) for line in lines)
+    none_if_eager = f"there is none: the server runs with {wording.eager_option}" if is_eager else ""
+    no_compiling = none_if_eager or "the log does not say how long torch.compile took"
+    no_graphs = none_if_eager or "the log does not mention a capture of CUDA graphs"
     times: dict[str, PartTime] = {
         "image_s": (image_s, "no image was pulled in one go"),
-        "process_s": _process(lines, launched, startup_s, wording),
-        "weights_s": _weights(lines, wording),
-        "compile_s": _compile(lines, wording),
-        "graphs_s": _graphs(lines, wording),
+        "process_s": _time_process(lines, launched, startup_s, wording),
+        "weights_s": (_longest_total(loaded), "the log does not say how long the weights took"),
+        "compile_s": (_longest_total(compiled), no_compiling),
+        "graphs_s": (_longest_total(_by_process(lines, wording.captured)), no_graphs),
     }
-    times["ready_s"] = _rest(startup_s, times)
-    warm = _warm(log, started_before, wording)
+    times["ready_s"] = _time_rest(startup_s, times)
+    is_cached = started_before or wording.from_cache.search(log)
+    warm = False if wording.anew.search(log) else True if is_cached else None
     because = {name: reason for name, (value, reason) in times.items() if value is None}
     if warm is None:
         because["warm"] = "the log does not mention a cache of compiled graphs"
@@ -99,14 +107,22 @@ def startup(
 
 def startup_measurements(times: Startup, source: str) -> list[Measurement]:
     """One measurement for each of PARTS, invalid where the part is None; and `startup_warm_s`, invalid unless it was warm."""
-    return [*(_measurement(times, part, metric, source) for part, metric in PARTS.items()), _warm_start(times, source)]
+    values: dict[str, PartTime] = {
+        metric: (getattr(times, part), times.because.get(part, "")) for part, metric in PARTS.items()
+    }
+    not_warm = times.because.get("warm", "the start was cold: it compiled")
+    values["startup_warm_s"] = (times.startup_s if times.warm else None, not_warm)
+    return [
+        invalid(metric, reason, source) if value is None else valid(metric, value, source, sample_count=1)
+        for metric, (value, reason) in values.items()
+    ]
 
 
 def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
     """What the engines logged about their KV caches: the last line of each counts. None if no engine logged it."""
     tokens: dict[str, int] = {}
     times: dict[str, float] = {}
-    for line in _lines(log, wording):
+    for line in _read_lines(log, wording):
         if match := wording.kv_tokens.search(line.message):
             tokens[line.process] = int(match["tokens"].replace(",", ""))
         if match := wording.kv_concurrency.search(line.message):
@@ -116,18 +132,7 @@ def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
     return KvCache(tokens=sum(tokens.values()), max_concurrency=sum(times.values()) if times else None)
 
 
-def _measurement(times: Startup, part: str, metric: str, source: str) -> Measurement:
-    value: float | None = getattr(times, part)
-    return invalid(metric, times.because[part], source) if value is None else valid(metric, value, source, sample_count=1)
-
-
-def _warm_start(times: Startup, source: str) -> Measurement:
-    if times.warm:
-        return valid("startup_warm_s", times.startup_s, source, sample_count=1)
-    return invalid("startup_warm_s", times.because.get("warm", "the start was cold: it compiled"), source)
-
-
-def _lines(log: str, wording: StartLog) -> Iterator[LogLine]:
+def _read_lines(log: str, wording: StartLog) -> Iterator[LogLine]:
     for match in wording.line.finditer(log):
         clock_s = 3600 * int(match["h"]) + 60 * int(match["min"]) + int(match["s"])
         yield LogLine(match["process"] or "", clock_s, match["message"])
@@ -138,7 +143,7 @@ def _elapsed_s(since: LogLine, until: LogLine) -> float:
     return (until.clock_s - since.clock_s) % DAY_S
 
 
-def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float, wording: StartLog) -> PartTime:
+def _time_process(lines: Sequence[LogLine], launched: float | None, startup_s: float, wording: StartLog) -> PartTime:
     """The time from the launch until the weights begin.
 
     Only the time zone of the server's clock can differ from ours, and its first line comes within minutes of the launch.
@@ -155,23 +160,7 @@ def _process(lines: Sequence[LogLine], launched: float | None, startup_s: float,
     return max(took_s, 0.0), ""
 
 
-def _weights(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
-    loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
-    return _longest(loaded), "the log does not say how long the weights took"
-
-
-def _compile(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
-    so_far = {process: [max(each)] for process, each in _by_process(lines, wording.compiled_so_far).items()}
-    compiled = _by_process(lines, wording.compiled) or so_far or _warm_ups(lines, wording)
-    return _longest(compiled), _why_none(lines, wording, "the log does not say how long torch.compile took")
-
-
-def _graphs(lines: Sequence[LogLine], wording: StartLog) -> PartTime:
-    captured = _by_process(lines, wording.captured)
-    return _longest(captured), _why_none(lines, wording, "the log does not mention a capture of CUDA graphs")
-
-
-def _rest(startup_s: float, times: dict[str, PartTime]) -> PartTime:
+def _time_rest(startup_s: float, times: dict[str, PartTime]) -> PartTime:
     if missing := [name for name in ("process_s", "weights_s") if times[name][0] is None]:
         return None, f"the rest is not known without {' and '.join(missing)}"
     within = [times[name][0] or 0.0 for name in ("process_s", "weights_s", "compile_s", "graphs_s")]
@@ -180,14 +169,6 @@ def _rest(startup_s: float, times: dict[str, PartTime]) -> PartTime:
     if rest_s < -2:
         return None, f"the log's parts are {-rest_s:.0f} s more than the whole start"
     return max(rest_s, 0.0), ""
-
-
-def _why_none(lines: Sequence[LogLine], wording: StartLog, otherwise: str) -> str:
-    return (
-        f"there is none: the server runs with {wording.eager_option}"
-        if any(wording.eager.search(line.message) for line in lines)
-        else otherwise
-    )
 
 
 def _by_process(lines: Sequence[LogLine], pattern: re.Pattern[str]) -> dict[str, list[float]]:
@@ -211,12 +192,6 @@ def _warm_ups(lines: Sequence[LogLine], wording: StartLog) -> dict[str, list[flo
     return seconds_of
 
 
-def _longest(by_process: dict[str, list[float]]) -> float | None:
+def _longest_total(by_process: dict[str, list[float]]) -> float | None:
     """The longest total of a process: ranks work at the same time, and each does one thing after another."""
     return max(map(sum, by_process.values()), default=None)
-
-
-def _warm(log: str, started_before: bool, wording: StartLog) -> bool | None:
-    if wording.anew.search(log):
-        return False
-    return True if started_before or wording.from_cache.search(log) else None

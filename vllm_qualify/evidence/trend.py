@@ -40,8 +40,7 @@ class Slope(Frozen):
 def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
     """The slope of values at rising times.
 
-    Raises:
-        ValueError: there are fewer than LEAST_VALUES, a number is not finite, or the times do not rise.
+    Raises ValueError if there are fewer than LEAST_VALUES, a number is not finite, or the times do not rise.
     """
     at, series = np.asarray(times, dtype=float), np.asarray(values, dtype=float)
     if len(at) != len(series) or len(at) < LEAST_VALUES:
@@ -50,12 +49,12 @@ def slope_of(times: Sequence[float], values: Sequence[float]) -> Slope:
         raise ValueError("a slope needs finite values at times that rise")
     centred, residuals = at - at.mean(), series - series.mean()
     length = math.sqrt(float(centred @ centred))
-    waves = _waves(at, centred / length).T @ residuals
+    waves = _slow_waves(at, centred / length).T @ residuals
     error = math.sqrt(float(waves @ waves) / COSINES) / length
     return Slope(per_time=float(centred @ residuals) / length**2, error=error, mean=float(series.mean()))
 
 
-def _waves(at: np.ndarray, line: np.ndarray) -> np.ndarray:
+def _slow_waves(at: np.ndarray, line: np.ndarray) -> np.ndarray:
     """Cosines of 1 to COSINES half waves more than the line's one, made orthogonal to the mean, the line and each other."""
     whole = at[-1] - at[0]
     margin = whole / (len(at) - 1)

@@ -6,8 +6,15 @@ interval from these alone decides nothing. So a deviation is assumed before anyt
 whose scale is a usual deviation, and whose tail leaves larger ones possible (Gelman 2006, "Prior distributions for variance
 parameters in hierarchical models", Bayesian Analysis 1). The starts of the comparison, and those that history knows, then say
 how likely each deviation is. The error is a mixture of normal distributions, one for each deviation, with its chance.
+
+Answers that change together in one repetition, such as those to questions of a topic that nobody named, make the means of
+repetitions differ by more than independent answers would. So each repetition counts as one draw, as a start of a server does:
+the variance of the means, less what independent answers explain, with few degrees of freedom: it is distributed as s² f / χ²
+(generalized confidence intervals: Weerahandi 1993, JASA 88). Where a server is started more than once, the means of starts have
+this in them, and it does not count a second time.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from statistics import fmean
@@ -18,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.values import Count, Frozen, NotNegative, Positive
+from vllm_qualify.plan.cell import Between
 
 if TYPE_CHECKING:
     from scipy import optimize
@@ -26,14 +33,17 @@ else:
     optimize = Lazy("scipy.optimize")
 
 Array = NDArray[np.float64]
-# History counts for at most so many degrees of freedom, so that the starts of a cell that is unlike the others still show it.
-MOST_FROM_HISTORY = 10.0
+Counts = NDArray[np.int64]
+# History counts for at most so many degrees of freedom. Then the cell's own starts outweigh a history that is unlike them.
+MOST_FROM_HISTORY = 1.0
 # The chance, on each side, with which a comparison's starts are taken to be unlike its history though they are not.
 UNLIKE = 0.1
 # Starts that differ by so many times what is assumed are told of: few of them show that badly.
 RESTLESS = 3.0
 # Points at which a variance's distribution is taken. More lie where it is large.
 POINTS = 80
+# The share of the questions that a start or a repetition must have asked, so that its mean counts among the others'.
+WHOLE = 0.9
 
 
 class Assumed(NamedTuple):
@@ -46,40 +56,12 @@ class Assumed(NamedTuple):
     freedom: float = 3.0
 
 
-# A tenth of a point. Ten pairs of runs of a build on gsm8k differed by 0.15 to 0.44 points with the noise of the answers in it
+# 0.18 points. Ten pairs of runs of a build on gsm8k differed by 0.15 to 0.44 points, with the noise of the answers in it
 # (docs/design/0009), which at flips of 1 to 3 % is all or nearly all of it. It is assumed, not measured by itself.
-OF_ANSWERS = Assumed(0.001)
-# Starts of one build on an H200 differed by 0.45 % (docs/measured.md). They were of one machine, so the scale is √2 times that.
-OF_LOADS = Assumed(0.0064)
-
-
-class Between(Frozen):
-    """The variance of the means of starts, from `runs` runs with so many degrees of `freedom` together.
-
-    `noise` is the part of it that the answers or the repeats within each start explain. Both are in squared shares of the
-    questions, or of squared logarithms of times.
-    """
-
-    variance: NotNegative
-    noise: NotNegative
-    freedom: Positive
-    runs: Count = 1
-
-    @property
-    def part(self) -> float:
-        """What starts add: the variance without noise (method of moments)."""
-        return max(0.0, self.variance - self.noise)
-
-
-class History(Frozen):
-    """What approved runs of a cell, or of ones alike, showed, by the labels of gates.
-
-    That is how much starts of one build differ, `pairs` of starts in loads in turns, and days.
-    """
-
-    starts: dict[str, Between] = {}
-    pairs: dict[str, Between] = {}
-    days: dict[str, Between] = {}
+OF_ANSWERS = Assumed(0.0018)
+# Starts of one build on an H200 differed by 0.45 % (docs/measured.md). They were of one machine, so the scale is 1.6 times
+# that.
+OF_LOADS = Assumed(0.0072)
 
 
 class StartMean(NamedTuple):
@@ -115,18 +97,13 @@ def spread(assumed: Assumed, builds: Iterable[Sequence[StartMean]], history: Bet
     The likelihood of a build's starts is that of normal means around an unknown one (restricted maximum likelihood: Patterson &
     Thompson 1971, Biometrika 58); that of history is of a variance that is distributed as χ².
     """
-    return weighed_spread(assumed, builds, history).spread
+    return weighed_spread(assumed, builds, history)[0]
 
 
-class WeighedSpread(NamedTuple):
-    """A spread, and the logarithm of how likely it makes what was seen of starts, which weighs it among others."""
-
-    spread: Spread
-    log_likelihood: float
-
-
-def weighed_spread(assumed: Assumed, builds: Iterable[Sequence[StartMean]], history: Between | None = None) -> WeighedSpread:
-    """As `spread`."""
+def weighed_spread(
+    assumed: Assumed, builds: Iterable[Sequence[StartMean]], history: Between | None = None
+) -> tuple[Spread, float]:
+    """As `spread`, with the logarithm of how likely it makes what was seen of starts, which weighs it among others."""
     squared, chances = _half_t(assumed.freedom)
     variances, seen = assumed.scale**2 * squared, [means for means in builds if len(means) > 1]
     logs = sum((_log_likelihood(means, variances) for means in seen), np.zeros(POINTS))
@@ -134,7 +111,7 @@ def weighed_spread(assumed: Assumed, builds: Iterable[Sequence[StartMean]], hist
         freedom, whole = min(history.freedom, MOST_FROM_HISTORY), variances + history.noise
         logs = logs - freedom / 2 * (np.log(whole) + history.variance / whole)
     likely = chances * np.exp(logs - logs.max())
-    return WeighedSpread(Spread(variances, likely / likely.sum()), float(logs.max() + np.log(likely.sum())))
+    return Spread(variances, likely / likely.sum()), float(logs.max() + np.log(likely.sum()))
 
 
 def _log_likelihood(means: Sequence[StartMean], variances: Array) -> Array:
@@ -154,8 +131,7 @@ def is_unlike(builds: Iterable[Sequence[StartMean]], history: Between) -> bool:
     if not freedom:
         return False
     own = sum(float(np.var(means)) * len(means) for means in several) / freedom
-    noise = fmean(start.noise for means in builds for start in means)
-    expected = history.part + noise
+    expected = history.part + fmean(start.noise for means in builds for start in means)
     if expected == 0:
         return own > 0
     above = float(special.fdtrc(freedom, history.freedom, own / expected))
@@ -171,14 +147,14 @@ def _half_t(freedom: float) -> tuple[Array, Array]:
     return np.asarray(deviations**2, dtype=np.float64), chances / chances.sum()
 
 
-def likely(variance: float, freedom: float, points: int = POINTS) -> tuple[Array, Array]:
+def possible_variances(variance: float, freedom: float, points: int = POINTS) -> tuple[Array, Array]:
     """Values of the true variance that an estimate allows, and the chance of each: it is distributed as s² f / χ²."""
-    inverse, chances = _inverse(freedom, points)
+    inverse, chances = _inverse_chi_square(freedom, points)
     return variance * inverse, chances
 
 
 @lru_cache(maxsize=1024)
-def _inverse(freedom: float, points: int) -> tuple[Array, Array]:
+def _inverse_chi_square(freedom: float, points: int) -> tuple[Array, Array]:
     middles = (np.arange(points) + 0.5) / points
     chances = 3 * middles**2
     inverse: Array = np.asarray(freedom / special.chdtri(freedom, 1 - middles**3), dtype=np.float64)
@@ -186,11 +162,7 @@ def _inverse(freedom: float, points: int) -> tuple[Array, Array]:
 
 
 def reach(alpha: float, variances: Array, chances: Array) -> float:
-    """How far an error exceeds 0 with the chance `alpha`, if it is normal with one of these variances.
-
-    Raises:
-        ValueError: `alpha` is not between 0 and 0.5.
-    """
+    """How far an error exceeds 0 with the chance `alpha`, between 0 and 0.5, if it is normal with one of these variances."""
     if not 0 < alpha < 0.5:
         raise ValueError("the chance of an error lies between 0 and 0.5")
     scale = float(np.sqrt(variances.max()))
@@ -208,3 +180,59 @@ def reach(alpha: float, variances: Array, chances: Array) -> float:
     # If most of the variances are 0, an error above 0 may be rarer than `alpha`. If one is far larger than the rest, the bound
     # is a tiny part of `scale`, and only a relative tolerance keeps it exact.
     return 0.0 if excess(0.0) <= 0 else scale * float(optimize.brentq(excess, 0.0, most, xtol=1e-20, rtol=1e-9))
+
+
+class RepetitionNoise(NamedTuple):
+    """A source of noise of which only few draws are known: `weight` times its variance is in the squared error."""
+
+    weight: float
+    between: Between
+
+    def reach(self, alpha: float, variance: float) -> float:
+        """How far an error exceeds 0 with the chance `alpha`: of a known variance and of this part."""
+        values, chances = possible_variances(self.between.variance, self.between.freedom)
+        return reach(alpha, variance + self.weight * np.maximum(0.0, values - self.between.noise), chances)
+
+
+class Repeated(NamedTuple):
+    """The repetitions that a build's answers are from.
+
+    `weight` is the sum of the squares of their shares of the answers. `variance` is that of the means of the whole ones around
+    those of their starts, from so many degrees of `freedom`.
+    """
+
+    weight: float = 1.0
+    variance: float = 0.0
+    freedom: int = 0
+
+
+ONE_REPETITION = Repeated()
+
+
+def find_repetitions(question: Counts, score: Array, repetition: Counts, start: Counts, questions: int) -> Repeated:
+    """The repetitions of answers, each with its question, score, repetition and start, numbered from 0; shapes (answers,)."""
+    sizes = np.bincount(repetition)
+    weight = float(((sizes / sizes.sum()) ** 2).sum())
+    whole = sizes[repetition] >= WHOLE * questions
+    of_starts = [np.flatnonzero(whole & (start == number)) for number in range(int(start.max()) + 1)]
+    apart = [_shifts_of_repetitions(question[rows], score[rows], repetition[rows]) for rows in of_starts if len(rows)]
+    freedom = sum(len(shifts) - 1 for shifts in apart)
+    squares = math.fsum(float(shifts @ shifts) for shifts in apart)
+    return Repeated(weight, squares / freedom if freedom else 0.0, freedom)
+
+
+def _shifts_of_repetitions(question: Counts, score: Array, repetition: Counts) -> Array:
+    """How far the mean of each repetition of a start lies from the mean of all. Each question counts by its usual score."""
+    usual = np.bincount(question, score) / np.maximum(np.bincount(question), 1)
+    _, numbers = np.unique(repetition, return_inverse=True)
+    shifts = np.bincount(numbers, score - usual[question]) / np.bincount(numbers)
+    return np.asarray(shifts - shifts.mean(), dtype=np.float64)
+
+
+def pool_estimates(parts: Sequence[Between]) -> Between | None:
+    """Several estimates as one, each weighted by its degrees of freedom; None without any."""
+    if not parts:
+        return None
+    freedoms = [part.freedom for part in parts]
+    variance, noise = np.average([(part.variance, part.noise) for part in parts], axis=0, weights=freedoms).tolist()
+    return Between(variance=variance, noise=noise, freedom=sum(freedoms))

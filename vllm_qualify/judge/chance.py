@@ -1,8 +1,9 @@
 """How likely chance alone refuses: the p-value of a gate, and what stands out among the refusals of a release.
 
-A gate's hypothesis is that its bound is met; `fail` rejects it. Its p-value is the smallest chance of a wrong `fail` with which
-the gate, at the look at which it ended, would still fail. That is a repeated p-value (Jennison & Turnbull 2000, "Group
-Sequential Methods", chapter 9): if the bound is met, it is p or less with a chance of at most p, whatever ended the looks.
+A gate's hypothesis is that its bound is met, or of a gate against another run that nothing was lost; `fail` rejects it. Its
+p-value is the smallest chance of a wrong `fail` with which the gate, at the look at which it ended, would still fail. That is a
+repeated p-value (Jennison & Turnbull 2000, "Group Sequential Methods", chapter 9): if the hypothesis holds, it is p or less
+with a chance of at most p, whatever ended the looks.
 """
 
 import math
@@ -43,7 +44,7 @@ def p_value(still_fails: Callable[[float], bool]) -> float:
 
 
 class CellChance(Frozen):
-    """A judged cell with its p-value: the chance at most with which it would be refused like this if it met all bounds."""
+    """A judged cell with its p-value: the chance at most with which it would be refused like this had it lost nothing."""
 
     cell: str
     verdict: Verdict
@@ -65,9 +66,9 @@ def p_of_cell(gates: Sequence[GateVerdict], verdict: Verdict) -> float | None:
 
 
 class Refusals(Frozen):
-    """The refused cells of a release, of `judged` ones. Chance alone refuses `by_chance` at most, on average.
+    """The refused cells of a release, of `judged` ones.
 
-    Of those that stand out, a share of `rate` at most is chance, on average.
+    On average, chance alone refuses `by_chance` at most, and of those that stand out, a share of `rate` at most is chance.
     """
 
     judged: int

@@ -49,10 +49,9 @@ def build_docs(context: AbstractDataContext, folder: Path) -> None:
 
     Great Expectations' index is slow to build, and would list only this page. Our index redirects to the page at once.
     """
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)}
     site = {
         "class_name": "SiteBuilder",
-        "store_backend": store,
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(folder)},
         "site_section_builders": {
             "validations": {"view": {"module_name": __name__, "class_name": PageView.__name__}},
             # Not needed: a second page of the same expectations, and one of profiles, which do not exist.
@@ -65,13 +64,12 @@ def build_docs(context: AbstractDataContext, folder: Path) -> None:
     context.build_data_docs(["docs"], build_index=False)
     for page in folder.rglob("*.html"):
         page.write_text(page.read_text().replace("<head>", f"<head>{POLICY}", 1))
-    (folder / "index.html").write_text("".join(_index(folder)))
-    for pattern in UNNEEDED:
-        for path in folder.rglob(pattern):
-            path.unlink()
+    (folder / "index.html").write_text("".join(_index_lines(folder)))
+    for path in [path for pattern in UNNEEDED for path in folder.rglob(pattern)]:
+        path.unlink()
 
 
-def _index(folder: Path) -> Iterator[str]:
+def _index_lines(folder: Path) -> Iterator[str]:
     yield "<!doctype html><title>Data Docs</title>\n"
     pages = sorted((folder / "validations").rglob("*.html"), key=lambda page: page.stat().st_mtime_ns)
     if not pages:

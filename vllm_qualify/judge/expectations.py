@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from vllm_qualify.evidence.measurement import Measurement, invalid
 from vllm_qualify.evidence.sequential import levels_of
-from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, waived, worst
+from vllm_qualify.judge.verdict import Checks, Judgement, bounds_of, gate_verdict, measurements_of, with_waiver, worst_verdict
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.gates import Gate, Waiver
 from vllm_qualify.recipe.metrics import METRICS
@@ -38,24 +38,16 @@ COLUMNS = ("label", "metric", "task", "filter", *NUMBERS, "sample_count", "valid
 
 def measurement_table(measurements: Sequence[Measurement]) -> "pd.DataFrame":
     """One row per measurement, with the columns COLUMNS."""
-    rows = [_row(_checked(measurement)) for measurement in measurements]
+    rows = [_make_row(_check_measurement(measurement)) for measurement in measurements]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(NUMBERS, float))
 
 
-def _row(measurement: Measurement) -> dict[str, Any]:
-    interval = bounds_of(measurement)
-    return {
-        "label": measurement.label,
-        "metric": measurement.metric,
-        "task": measurement.task,
-        "filter": measurement.filter,
-        "value": measurement.value,
+def _make_row(measurement: Measurement) -> dict[str, Any]:
+    own, interval = {name: getattr(measurement, name, None) for name in COLUMNS}, bounds_of(measurement)
+    return own | {
         "lower": interval.lower if interval else None,
         "upper": interval.upper if interval else None,
-        "sample_count": measurement.sample_count,
         "valid": measurement.invalid_because is None and measurement.sample_count > 0,
-        "unit": measurement.unit,
-        "source": measurement.source,
         "traced_to": " ".join(measurement.traced_to),
     }
 
@@ -73,7 +65,7 @@ class GateReading(NamedTuple):
     upper: float = math.nan
 
 
-class Judged(NamedTuple):
+class SuiteResult(NamedTuple):
     """Great Expectations' results for a table: each gate's checks and expectations, the suite and its result."""
 
     checks: list[Checks]
@@ -94,18 +86,18 @@ def judge(
 ) -> Judgement:
     """The verdicts of `gates` on `measurements`, with the suite `name` that decided and its validation result.
 
-    The release did not pass `tries` times before.
-    With a folder `docs`, Data Docs are built there. A waiver counts if it has not expired on `today`, by default today in UTC.
+    The release did not pass `tries` times before. With a folder `docs`, Data Docs are built there. A waiver counts if it has
+    not expired on `today`, by default today in UTC.
     """
-    measurements = [_checked(measurement) for measurement in measurements]
+    measurements = [_check_measurement(measurement) for measurement in measurements]
     judged = judge_table(gates, measurement_table(measurements), name, docs)
     day = today or datetime.now(UTC).date()
     verdicts = [
-        waived(gate_verdict(gate, checks, measurements_of(gate, measurements), expectations), waivers, day)
+        with_waiver(gate_verdict(gate, checks, measurements_of(gate, measurements), expectations), waivers, day)
         for gate, checks, expectations in zip(gates, judged.checks, judged.expectations, strict=True)
     ]
     return Judgement(
-        verdict=worst([each.counts_as for each in verdicts]),
+        verdict=worst_verdict([each.counts_as for each in verdicts]),
         gates=verdicts,
         comparisons=[row for row in measurements if row.against is not None],
         levels=levels_of(gates, tries),
@@ -114,116 +106,105 @@ def judge(
     )
 
 
-def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: Path | None = None) -> Judged:
+def judge_table(gates: Sequence[Gate], table: "pd.DataFrame", name: str, docs: Path | None = None) -> SuiteResult:
     """Run the suite of `gates` over a table that `measurement_table` made."""
     # Great Expectations reads this at import.
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
     rows = table.to_dict("records")
-    readings = [_reading(gate, rows) for gate in gates]
+    readings = [_read_gate(gate, rows) for gate in gates]
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
-    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=_expectations(gates)))
+    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=_list_expectations(gates)))
     batch = context.data_sources.add_pandas("measurements").add_dataframe_asset("table")
     definition = batch.add_batch_definition_whole_dataframe("all")
     validation = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=definition, suite=suite))
-    result = validation.run(batch_parameters={"dataframe": _turned(gates, readings)})
+    # One row, with a column for each number of each gate.
+    pairs = list(zip(gates, readings, strict=True))
+    row = {_column_name(gate, name): getattr(reading, name) for gate, reading in pairs for name in FIGURES}
+    result = validation.run(batch_parameters={"dataframe": pd.DataFrame([row], dtype=float)})
     if docs:
         from vllm_qualify.judge.data_docs import build_docs
 
         build_docs(context, docs)
-    held, expectations = _outcomes(result.results)
-    return Judged(
-        checks=[_checks(gate, each, held) for gate, each in zip(gates, readings, strict=True)],
+    held, expectations = _read_outcomes(result.results)
+    return SuiteResult(
+        checks=[_checks_of_gate(gate, reading, held) for gate, reading in pairs],
         expectations=[expectations.get(gate.label, []) for gate in gates],
         suite=suite.to_json_dict(),
-        validation=_plain(result.to_json_dict()),
+        validation=_plain_json(result.to_json_dict()),
     )
 
 
-def _checked(measurement: Measurement) -> Measurement:
+def _check_measurement(measurement: Measurement) -> Measurement:
     """The measurement, invalid if its model refuses it: it may come from a file, or from code that bypassed the model."""
     try:
         return Measurement.model_validate(measurement.model_dump(warnings=False))
     except (ValidationError, AttributeError, TypeError) as error:
         problem = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else repr(error)
         place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
-        names = {
-            name: value for name in ("task", "filter", "against") if isinstance(value := getattr(measurement, name, None), str)
-        }
+        others = {name: getattr(measurement, name, None) for name in ("task", "filter", "against")}
+        names = {name: value for name, value in others.items() if isinstance(value, str)}
         metric = getattr(measurement, "metric", None)
         known = metric if isinstance(metric, str) and metric in METRICS else next(iter(METRICS))
         return invalid(known, f"not a valid measurement: {place} {problem}", "", **names)
 
 
-def _expectations(gates: Sequence[Gate]) -> "list[Expectation]":
+def _list_expectations(gates: Sequence[Gate]) -> "list[Expectation]":
     expectations: list[Expectation] = []
     for gate in gates:
-        for check, expectation in _expected(gate):
+        for check, expectation in _expectations_of_gate(gate):
             # These ids are the same each time the same gates are judged; Great Expectations' own ids are not.
             expectation.meta = {"id": len(expectations) + 1, "gate": gate.label, "check": check}
             expectations.append(expectation)
     return expectations
 
 
-def _expected(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
+def _expectations_of_gate(gate: Gate) -> "Iterator[tuple[str, Expectation]]":
     """The expectations of a gate, each with its check. A gate with two bounds has the checks of both, and all must hold."""
     import great_expectations.expectations as gxe
 
     # Great Expectations' own description does not say what makes a row trusted.
     sentence = f"{gate.label} has one row, which is valid, in {gate.unit}, of at least one sample, and possible"
-    yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column(gate, SAMPLES), min_value=1, description=sentence)
-    (lower, upper), (least, largest), (at_least, at_most) = BOUNDS, _range(gate), gate.limits
-    # A value outside the metric's range is inside no bound.
+    yield "trusted", gxe.ExpectColumnMinToBeBetween(column=_column_name(gate, SAMPLES), min_value=1, description=sentence)
+    (lower, upper), (least, largest), (at_least, at_most) = BOUNDS, _possible_range(gate), gate.limits
+    # A value outside the metric's range is inside no bound. The pessimistic end of the interval is the first one.
+    sides: list[tuple[Any, float | None, float | None, tuple[str, str]]] = []
     if at_least is not None:
-        at_bound = {"min_value": at_least, "max_value": largest}
-        yield from _at(gxe.ExpectColumnMinToBeBetween, gate, at_bound, pessimistic=lower, optimistic=upper)
+        sides.append((gxe.ExpectColumnMinToBeBetween, at_least, largest, (lower, upper)))
     if at_most is not None:
-        at_bound = {"min_value": least, "max_value": at_most}
-        yield from _at(gxe.ExpectColumnMaxToBeBetween, gate, at_bound, pessimistic=upper, optimistic=lower)
+        sides.append((gxe.ExpectColumnMaxToBeBetween, least, at_most, (upper, lower)))
+    for inside, from_value, to_value, ends in sides:
+        # A yes-or-no check has no noise: only its value is checked.
+        columns = zip(("surely_inside", "maybe_inside"), ends, strict=True) if gate.has_noise else [("surely_inside", "value")]
+        for check, column in columns:
+            yield check, inside(column=_column_name(gate, column), min_value=from_value, max_value=to_value)
 
 
-def _at(
-    inside: "type[Expectation]", gate: Gate, at_bound: dict[str, float], *, pessimistic: str, optimistic: str
-) -> "Iterator[tuple[str, Expectation]]":
-    """The expectations on an interval at one bound. A yes-or-no check has no noise: only its value is checked."""
-    if not gate.has_noise:
-        yield "surely_inside", inside(column=_column(gate, "value"), **at_bound)
-        return
-    yield "surely_inside", inside(column=_column(gate, pessimistic), **at_bound)
-    yield "maybe_inside", inside(column=_column(gate, optimistic), **at_bound)
-
-
-def _column(gate: Gate, name: str) -> str:
+def _column_name(gate: Gate, name: str) -> str:
     return f"{gate.label}: {name}"
 
 
-def _reading(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
+def _read_gate(gate: Gate, rows: Sequence[Mapping[Hashable, Any]]) -> GateReading:
     own = [row for row in rows if row["label"] == gate.label]
     if len(own) != 1:
         return GateReading(rows=len(own))
     (row,) = own
-    numbers = {name: _number(row[name]) for name in NUMBERS}
-    least, largest = _range(gate)
+    numbers = {name: _to_number(row[name]) for name in NUMBERS}
+    least, largest = _possible_range(gate)
     is_trusted = row["valid"] is True and row["unit"] == gate.unit and least <= numbers["value"] <= largest
-    return GateReading(rows=1, samples=_number(row["sample_count"]) if is_trusted else math.nan, **numbers)
+    return GateReading(rows=1, samples=_to_number(row["sample_count"]) if is_trusted else math.nan, **numbers)
 
 
-def _number(value: object) -> float:
+def _to_number(value: object) -> float:
     """The number, or NaN for everything else: text, bools, None, and numbers that are not finite."""
     if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
         return math.nan
     return float(value)
 
 
-def _turned(gates: Sequence[Gate], readings: Sequence[GateReading]) -> "pd.DataFrame":
-    """The table's one row, with a column for each number of each gate."""
-    columns = {_column(gate, name): getattr(each, name) for gate, each in zip(gates, readings, strict=True) for name in FIGURES}
-    return pd.DataFrame([columns], dtype=float)
-
-
-def _checks(gate: Gate, reading: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
+def _checks_of_gate(gate: Gate, reading: GateReading, held: dict[tuple[str, str], bool]) -> Checks:
     """The checks of a gate. One without a result did not hold. Both bounds of a yes-or-no check are its value."""
     trusted, surely, maybe = (held.get((gate.label, name), False) for name in ("trusted", "surely_inside", "maybe_inside"))
     has_bounds = math.isfinite(reading.lower) and math.isfinite(reading.upper)
@@ -236,14 +217,14 @@ def _checks(gate: Gate, reading: GateReading, held: dict[tuple[str, str], bool])
     )
 
 
-def _range(gate: Gate) -> tuple[float, float]:
+def _possible_range(gate: Gate) -> tuple[float, float]:
     metric = METRICS[gate.metric]
     is_share = metric.unit in ("fraction", "bool")
     least = -1.0 if metric.compared_unit == "fraction" else -1e300
     return (least if gate.is_compared else 0.0, 1.0 if is_share else 1e300)
 
 
-def _outcomes(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:
+def _read_outcomes(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict[str, list[int]]]:
     """(gate, check) → whether its expectation held, and gate → the ids of its expectations.
 
     An expectation that could not be evaluated makes the gate's row untrusted.
@@ -255,20 +236,16 @@ def _outcomes(results: Sequence[Any]) -> tuple[dict[tuple[str, str], bool], dict
         gate, check = meta["gate"], meta["check"]
         outcomes[gate, check] = outcomes.get((gate, check), True) and bool(result.success)
         ids.setdefault(gate, []).append(meta["id"])
-        if _raised(result.exception_info):
+        entries = [result.exception_info, *result.exception_info.values()]
+        if any(entry.get("raised_exception") for entry in entries if isinstance(entry, dict)):
             outcomes[gate, "trusted"] = False
     return outcomes, ids
 
 
-def _raised(exception_info: dict[str, Any]) -> bool:
-    entries = [exception_info, *(entry for entry in exception_info.values() if isinstance(entry, dict))]
-    return any(entry.get("raised_exception") for entry in entries)
-
-
-def _plain(value: Any) -> Any:
+def _plain_json(value: Any) -> Any:
     """JSON without NaN and infinities, which are not JSON: they become text."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _plain_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_plain_json(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

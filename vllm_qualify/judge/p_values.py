@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from vllm_qualify.evidence.sequential import Levels, at_levels
-from vllm_qualify.evidence.stages import parse
+from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.judge.chance import p_value
-from vllm_qualify.judge.compare import compare, speedup
-from vllm_qualify.judge.verdict import GateVerdict, Judgement, surely_misses
+from vllm_qualify.judge.compare.gates import compare
+from vllm_qualify.judge.compare.speedup import speedup
+from vllm_qualify.judge.verdict import GateVerdict, Judgement, is_missed, surely_misses
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 
 
@@ -19,26 +19,16 @@ def with_p_values(judgement: Judgement, plan: CellPlan, evidence: Path) -> Judge
 
 
 def _with_p_value(verdict: GateVerdict, levels: Levels, plan: CellPlan, evidence: Path) -> GateVerdict:
-    if not verdict.gate.has_noise or verdict.interval is None or verdict.verdict not in ("fail", "inconclusive"):
+    gate, value = verdict.gate, verdict.value
+    if not gate.has_noise or verdict.interval is None or verdict.verdict not in ("fail", "inconclusive"):
         return verdict
 
     def still_fails(chance: float) -> bool:
-        return _fails(verdict.gate, levels.model_copy(update={"false_fail": chance}), plan, evidence)
+        with at_levels(levels.model_copy(update={"false_fail": chance})):
+            measured = parse(METRICS[gate.metric].stage, plan, evidence)
+            compared = compare(plan, evidence, measured, [gate])
+            return surely_misses(gate, [*measured, *compared, *speedup(plan, evidence, measured)])
 
-    p = p_value(still_fails) if _misses(verdict) else 1.0
+    # If the value itself meets the bound, no chance below a half would fail the gate.
+    p = p_value(still_fails) if value is not None and is_missed(gate, value, value) else 1.0
     return verdict.model_copy(update={"p_value": p})
-
-
-def _misses(verdict: GateVerdict) -> bool:
-    """Whether the value itself misses the bound: else no chance below a half would fail the gate."""
-    at_least, at_most = verdict.gate.limits
-    if verdict.value is None:
-        return False
-    return (at_least is not None and verdict.value < at_least) or (at_most is not None and verdict.value > at_most)
-
-
-def _fails(gate: Gate, levels: Levels, plan: CellPlan, evidence: Path) -> bool:
-    with at_levels(levels):
-        measured = parse(METRICS[gate.metric].stage, plan, evidence)
-        compared = compare(plan, evidence, measured, [gate])
-        return surely_misses(gate, [*measured, *compared, *speedup(plan, evidence, measured)])

@@ -8,36 +8,34 @@ them change together.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
-from vllm_qualify.judge.between import NO_SPREAD, OF_ANSWERS, RESTLESS, Between, Spread, StartMean, spread
-from vllm_qualify.judge.together import ONE_REPETITION, Part, Repeated, pooled, repeated
+from vllm_qualify.judge import between, information
+from vllm_qualify.judge.between import OF_ANSWERS, WHOLE, Counts, Repeated, RepetitionNoise, Spread, StartMean, spread
+from vllm_qualify.judge.information import OF_A_DEVIATION, errors_in_margin
+from vllm_qualify.plan.cell import Between
 
-Counts = NDArray[np.int64]
 Scores = NDArray[np.float64]
 
 # With at least so many spare answers, a candidate's own noise is known well enough to count.
 ENOUGH_SPARE = 200
 # Only a second answer to some questions shows a candidate's own noise. Without it, each change could be noise, or for good.
 LEAST_OF_A_CANDIDATE = 2
-# A comparison knows enough when the margin is so many standard errors. `make bench-gates` shows the rates that follow: the last
-# critical value of a plan with some 20 looks is 2.11, and 1.645 more leave 5 % of the releases without a loss undecided.
-MARGIN_IN_ERRORS = 3.95
 # The most of a comparison's information that a look has while questions were asked fewer than LEAST_OF_A_CANDIDATE times.
 MOST_OF_FEW = 0.98
-# The part of a chance of error that the last look has, about: the others spent the rest.
-PART_OF_A_LOOK = 0.5
-# The share of the questions that a start must have answered, so that its mean counts among those of starts.
-WHOLE = 0.9
+# When the information is complete, a release without a loss has no verdict with this chance. The promise is that a loss of
+# twice the margin fails in 85 % of the cases.
+UNDECIDED_WHEN_COMPLETE = 0.02
+# The variance of a comparison over that of its baseline, with a candidate of twice the baseline's answers and starts.
+OF_BOTH = 1.5
 
 
 class Record(NamedTuple):
@@ -53,8 +51,7 @@ class Record(NamedTuple):
     questions: int
     topics: Counts | None = None
 
-    def until(self, asked: int) -> "Record":
-        """The first `asked` answers."""
+    def first_answers(self, asked: int) -> "Record":
         arrays = (self.question[:asked], self.score[:asked], self.repetition[:asked], self.start[:asked])
         return Record(*arrays, self.questions, self.topics)
 
@@ -62,12 +59,13 @@ class Record(NamedTuple):
 class Starts(NamedTuple):
     """The starts that a build's answers are from.
 
-    `weight` is the sum of the squares of their shares of the answers: one over their number, if all answered as much.
+    `weight` is the sum of the squares of their shares of the answers: one over their `number`, if all answered as much.
     `shifts` are the means of those that answered nearly all questions, less those of all of these together, and `repeated` how
     often each of them answered a question.
     """
 
     weight: float = 1.0
+    number: int = 1
     shifts: tuple[float, ...] = ()
     repeated: tuple[float, ...] = ()
 
@@ -89,7 +87,7 @@ class Answers:
     asked: Counts
     starts: Starts = ONE_START
     shared: float = 0.0
-    repeated: Repeated = ONE_REPETITION
+    repeated: Repeated = between.ONE_REPETITION
 
     @cached_property
     def mean(self) -> Scores:
@@ -132,37 +130,32 @@ class Answers:
 
 def answers_by_question(record: Record) -> Answers:
     """The sums of a record."""
-
-    def of_questions(weights: Scores | None = None) -> Scores:
-        return np.bincount(record.question, weights, record.questions).astype(float)
-
-    total, squares, asked = of_questions(record.score), of_questions(record.score**2), of_questions()
-    answers = Answers(total, squares, asked.astype(np.int64), _starts(record))
+    question, score, repetition, start, questions, topics = record
+    total, squares = (np.bincount(question, weights, questions).astype(float) for weights in (score, score**2))
+    answers = Answers(total, squares, np.bincount(question, minlength=questions), _starts_of_record(record))
     if answers.spare == 0:
         return answers
-    if record.topics is None:
-        of = (record.question, record.score, record.repetition, record.start, record.questions)
-        return replace(answers, repeated=repeated(*of))
-    return replace(answers, shared=_shared(record, answers))
+    if topics is None:
+        return replace(answers, repeated=between.find_repetitions(question, score, repetition, start, questions))
+    return replace(answers, shared=_variance_with_topics(record, topics, answers))
 
 
-def _starts(record: Record) -> Starts:
+def _starts_of_record(record: Record) -> Starts:
     sizes = np.bincount(record.start)
     weight = float(((sizes / sizes.sum()) ** 2).sum())
     of_starts = [np.flatnonzero(record.start == start) for start in range(len(sizes))] if len(sizes) > 1 else []
     whole = [rows for rows in of_starts if np.count_nonzero(np.bincount(record.question[rows])) >= WHOLE * record.questions]
     if len(whole) < 2:
-        return Starts(weight)
+        return Starts(weight, len(sizes))
     rows = np.concatenate(whole)
     asked = np.bincount(record.question[rows], minlength=record.questions)
     usual = np.bincount(record.question[rows], record.score[rows], record.questions) / np.maximum(asked, 1)
     shifts = tuple(float((record.score[rows] - usual[record.question[rows]]).mean()) for rows in whole)
-    return Starts(weight, shifts, tuple(len(rows) / record.questions for rows in whole))
+    return Starts(weight, len(sizes), shifts, tuple(len(rows) / record.questions for rows in whole))
 
 
-def _shared(record: Record, answers: Answers) -> float:
+def _variance_with_topics(record: Record, topics: Counts, answers: Answers) -> float:
     """The variance of one answer if the answers of a topic in one repetition are taken together (cluster-robust)."""
-    topics = np.zeros(record.questions, dtype=np.int64) if record.topics is None else record.topics
     often = answers.asked[record.question]
     repeated = often > 1
     question, often = record.question[repeated], often[repeated]
@@ -175,7 +168,8 @@ def _shared(record: Record, answers: Answers) -> float:
 class Loss(NamedTuple):
     """How much the candidate lost, as a share of the questions; a gain is below zero.
 
-    `error` is its standard error within the starts that answered. `weight` times the variance of starts adds to it.
+    `error` is its standard error within the starts that answered; its square has the part `ours` from the candidate's noise.
+    `weight` times the variance of starts adds to it.
     `together` is what the answers of a repetition have in common, None if nothing shows that, or if starts have it in them.
     """
 
@@ -184,12 +178,13 @@ class Loss(NamedTuple):
     asked: int
     spread: Spread
     weight: float
-    together: Part | None = None
+    together: RepetitionNoise | None = None
+    ours: float = 0.0
 
     @property
     def restless(self) -> float | None:
         """The deviation of starts, None if it is not RESTLESS times what is assumed."""
-        return self.spread.deviation if self.spread.deviation > RESTLESS * OF_ANSWERS.scale else None
+        return self.spread.deviation if self.spread.deviation > between.RESTLESS * OF_ANSWERS.scale else None
 
     def reach(self, alpha: float) -> float:
         """How far the true loss lies above the value, or below it, with the chance `alpha`."""
@@ -207,8 +202,7 @@ def loss(
     of that size needs. `history` is what earlier runs showed of starts. What differs between starts is left out if the
     comparison is not `over_starts`.
 
-    Raises:
-        ValueError: fewer than two common questions; or neither build answered one twice, so that the noise is not known.
+    Raises ValueError for fewer than two common questions; or if neither build answered one twice, so that noise is unknown.
     """
     common = (baseline.asked > 0) & (candidate.asked > 0)
     number, total = int(common.sum()), int((baseline.asked > 0).sum())
@@ -217,36 +211,30 @@ def loss(
     differences = (baseline.mean - candidate.mean)[common]
     varied = float(differences.var(ddof=1))
     ours, theirs = noise(baseline, candidate), baseline.noise if baseline.spare else candidate.noise
-    inverse = float((1 / baseline.asked[common]).sum())
+    inverse, inverse_of_candidate = (float((1 / answers.asked[common]).sum()) for answers in (baseline, candidate))
     if candidate.spare < ENOUGH_SPARE:
         # The candidate may be noisier than the baseline. Then the differences themselves show how large its noise can be.
         ours = max(ours, varied - theirs * inverse / number)
-    from_noise = (theirs * inverse + ours * float((1 / candidate.asked[common]).sum())) / number**2
+    of_baseline, of_candidate = theirs * inverse / number**2, ours * inverse_of_candidate / number**2
     # Sampling without replacement: the more questions were asked, the less the others can change.
     from_sampling = (1 - number / total) * max(varied, margin, 1 / number) / number
-    starts = spread(OF_ANSWERS, [baseline.start_means, candidate.start_means], history) if over_starts else NO_SPREAD
-    weight = baseline.starts.weight + candidate.starts.weight
+    starts = spread(OF_ANSWERS, [baseline.start_means, candidate.start_means], history) if over_starts else between.NO_SPREAD
+    together = None if over_starts else between.pool_estimates([*baseline.together, *candidate.together])
     return Loss(
         value=float(differences.mean()),
-        error=math.sqrt(from_noise + from_sampling),
+        error=math.sqrt(of_baseline + of_candidate + from_sampling),
         asked=int(candidate.asked.sum()),
         spread=starts,
-        weight=weight,
-        together=None if over_starts else _together(baseline, candidate),
+        weight=baseline.starts.weight + candidate.starts.weight,
+        together=RepetitionNoise(baseline.repeated.weight + candidate.repeated.weight, together) if together else None,
+        ours=of_candidate,
     )
-
-
-def _together(baseline: Answers, candidate: Answers) -> Part | None:
-    """What the answers of a repetition have in common, by the repetitions of both builds."""
-    known = pooled([*baseline.together, *candidate.together])
-    return Part(baseline.repeated.weight + candidate.repeated.weight, known) if known else None
 
 
 def noise(baseline: Answers, candidate: Answers) -> float:
     """The variance of one answer of the candidate: that of both builds together, or its own if that is larger.
 
-    Raises:
-        ValueError: neither build has answered a question twice.
+    Raises ValueError if neither build has answered a question twice.
     """
     known = [(answers.spare, answers.noise) for answers in (baseline, candidate) if answers.spare]
     if not known:
@@ -256,26 +244,12 @@ def noise(baseline: Answers, candidate: Answers) -> float:
 
 
 def information_share(difference: Loss, candidate: Answers, margin: float, levels: Levels) -> float:
-    """The share of the information that a comparison with this margin needs; it is complete at 1.
-
-    It depends on how exactly the loss is known and not on the loss. So asking can go on until it is complete, whatever that
-    takes, and hold its error rates (information-based monitoring: Lan & DeMets 1983; Mehta & Tsiatis 2001, Drug Inf. J. 35).
-    """
-    few = int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE
-    # One look has only a part of a chance, and few repetitions reach further out with that.
-    part = PART_OF_A_LOOK if difference.together else 1.0
-    parts = Levels(false_pass=part * levels.false_pass, false_fail=part * levels.false_fail)
-    return min(share_of_information(difference.reach, margin, parts), MOST_OF_FEW if few else 1.0)
+    """The share of the information that a comparison with this margin needs; it is complete at 1."""
+    share = information.share_of_information(difference.reach, margin, levels, UNDECIDED_WHEN_COMPLETE)
+    return min(share, MOST_OF_FEW) if int(candidate.asked.min()) < LEAST_OF_A_CANDIDATE else share
 
 
-def share_of_information(reach: Callable[[float], float], margin: float, levels: Levels) -> float:
-    """The share of what a margin needs, from how far a difference can be off with a chance; at most 1."""
-    # With few degrees of freedom a small chance reaches further out than the normal distribution has it.
-    error = max(reach(alpha) / _z(alpha) for alpha in (levels.false_pass, levels.false_fail))
-    return min(1.0, (margin / MARGIN_IN_ERRORS / error) ** 2) if error else 1.0
-
-
-class Look(NamedTuple):
+class AnswersLook(NamedTuple):
     """One look at a comparison. After one that `is_last` no more answers would help.
 
     After one that `is_last_of_start` only answers of another start could: what one start can tell is known.
@@ -296,30 +270,71 @@ def looks(
     history: Between | None = None,
     *,
     over_starts: bool = True,
-) -> Iterator[Look]:
-    """Each look at a candidate, from its answers at each of them, of which there are at most `most`. Else as `loss`."""
+    most_starts: int = 1,
+) -> Iterator[AnswersLook]:
+    """The looks at a candidate. `growing` has the answers at each look, and there are at most `most` looks.
+
+    The candidate's server is started at most `most_starts` times. The other arguments are those of `loss`.
+    """
     shares: list[float] = []
     for number, candidate in enumerate(growing, start=1):
         difference = loss(baseline, candidate, margin, history, over_starts=over_starts)
         shares.append(1.0 if number == most else information_share(difference, candidate, margin, levels))
         of_start = information_share(difference._replace(weight=0.0), candidate, margin, levels)
-        interval = interval_of(difference, sides_after("lower", levels, rising(shares)))
-        yield Look(difference, interval, shares[-1] >= 1, max(shares[-1], of_start) >= 1)
+        interval = information.interval_of_loss(partial(_interval_at_levels, difference, rising(shares)), levels)
+        about = (difference.value, difference.reach, margin, levels, _least_error(difference, candidate.starts, most_starts))
+        is_last = shares[-1] >= 1 or information.is_hardly_decided(*about)
+        yield AnswersLook(difference, interval, is_last, is_last or of_start >= 1)
 
 
-def repetitions_for(margin: float, noise: float, questions: int) -> int:
+def _interval_at_levels(difference: Loss, shares: Sequence[float], levels: Levels) -> Interval:
+    return interval_of(difference, sides_after("lower", levels, shares))
+
+
+def _least_error(difference: Loss, starts: Starts, most_starts: int) -> float:
+    """About the standard error when the last start has answered, if those to come are like the candidate's `starts` so far.
+
+    0 with one start, which shows too little of the others.
+    """
+    if starts.number == 1:
+        return 0.0
+    left_out = 1 - starts.number / max(most_starts, starts.number)
+    error = math.sqrt(max(0.0, difference.error**2 - left_out * difference.ours))
+    return difference._replace(error=error, weight=difference.weight - left_out * starts.weight).reach(OF_A_DEVIATION)
+
+
+def share_of_a_baseline(answers: Answers, margin: float, levels: Levels) -> float:
+    """The share of a margin's information that a baseline allows, with a candidate of twice its answers and starts.
+
+    What a baseline lacks no candidate can replace, whatever its starts; and a candidate's starts are not paid for others.
+    """
+    reach = partial(_baseline_reach, answers, 1.0)
+    return information.share_of_information(reach, margin, levels, information.UNDECIDED)
+
+
+def may_tell_enough(answers: Answers, margin: float, levels: Levels, most_starts: int) -> bool:
+    """Whether the error may be small enough for the margin after all of a baseline's starts, if they are like those so far."""
+    left = min(1.0, answers.starts.number / most_starts)
+    return _baseline_reach(answers, left, OF_A_DEVIATION) <= margin / errors_in_margin(levels)
+
+
+def _baseline_reach(answers: Answers, left: float, alpha: float) -> float:
+    """How far a difference with a candidate of twice a baseline's answers can be off, if this share of its variance is left."""
+    asked, variance_left = answers.asked[answers.asked > 0], left * OF_BOTH
+    noise = answers.noise * float((1 / asked).sum()) / len(asked) ** 2
+    starts = spread(OF_ANSWERS, [answers.start_means])
+    return starts.reach(alpha, variance_left * noise, variance_left * answers.starts.weight)
+
+
+def repetitions_for(margin: float, noise: float, questions: int, levels: Levels) -> int:
     """How often each build may have to answer all questions of one start, so that the comparison knows enough.
 
     `noise` is the variance of one answer. `margin` is the loss that must not be reached, as a share of the questions.
     """
-    return max(LEAST_OF_A_CANDIDATE, math.ceil(2 * noise * (MARGIN_IN_ERRORS / margin) ** 2 / questions))
+    return max(LEAST_OF_A_CANDIDATE, math.ceil(2 * noise * (errors_in_margin(levels) / margin) ** 2 / questions))
 
 
 def interval_of(difference: Loss, at: Sides) -> Interval:
     """The bounds of the loss, which is between -1 and 1."""
     lower, upper = difference.value - difference.reach(at.below), difference.value + difference.reach(at.above)
     return Interval(lower=max(-1.0, min(lower, difference.value)), upper=min(1.0, max(upper, difference.value)))
-
-
-def _z(alpha: float) -> float:
-    return -float(special.ndtri(alpha))

@@ -11,18 +11,8 @@ from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.between import (
-    MOST_FROM_HISTORY,
-    OF_LOADS,
-    RESTLESS,
-    Assumed,
-    Between,
-    StartMean,
-    likely,
-    reach,
-    spread,
-    weighed_spread,
-)
+from vllm_qualify.judge.between import OF_LOADS, RESTLESS, Assumed, StartMean, possible_variances, reach, spread, weighed_spread
+from vllm_qualify.plan.cell import Between
 from vllm_qualify.recipe.metrics import Direction
 
 # With fewer repeats of either build Welch's degrees of freedom are too many: a noise that is small by chance counts too much.
@@ -33,6 +23,8 @@ MOST_OFF = math.log(1e6)
 POINTS_OF_EACH = {1: 16, 2: 8}
 # Both builds of a pair are started, and each start differs.
 OF_PAIRS = OF_LOADS._replace(scale=math.sqrt(2) * OF_LOADS.scale)
+# History counts for at most so many degrees of freedom between days, so that it is not exact however long it is.
+MOST_OF_DAYS = 10.0
 # How far a mean is off at most, by the chance that it is further off.
 OffBy = Callable[[float], float]
 
@@ -79,7 +71,7 @@ class Difference(NamedTuple):
 
 
 def in_turns(candidate: Sequence[float], baseline: Sequence[float], direction: Direction, at: Sides) -> Worsening:
-    """The worsening from pairs of one start of each server. Raises as `of_pairs`."""
+    """The worsening from pairs of one start of each server, as `of_pairs`."""
     return of_pairs(candidate, baseline, direction).worsening(at)
 
 
@@ -95,39 +87,15 @@ def of_pairs(
     `starts` has the start of each pair's servers, None for pairs of one start. Then the error is Student's t over the pairs'
     log ratios, and does not have what differs between starts. Else it has that, by `between.spread`.
 
-    Raises:
-        ValueError: there are fewer than two pairs, one build has more repeats than the other, or a repeat is 0.
+    Raises ValueError if there are fewer than two pairs, one build has more repeats than the other, or a repeat is 0.
     """
     logs = log_ratios(candidate, baseline, direction)
     if len(logs) < 2:
         raise ValueError("a comparison needs two repeats of each")
-    build = Build(_by_start(logs, starts or [1] * len(logs)))
+    build = Build(by_start(logs, starts or [1] * len(logs)))
     if starts is None:
         return Difference(fmean(logs), _off_by_repeats(build.squared, build.freedom))
     return Difference(fmean(logs), _off_by_starts([build], OF_PAIRS, known.starts))
-
-
-def noise_of_pairs(candidate: Sequence[float], baseline: Sequence[float], starts: Sequence[int]) -> float:
-    """The variance of a pair's log ratio around the mean of its start; 0 if no start has two pairs."""
-    return noise_of_build([math.exp(ratio) for ratio in log_ratios(candidate, baseline, "lower")], starts)
-
-
-def noise_of_build(values: Sequence[float], starts: Sequence[int]) -> float:
-    """The variance of a repeat's logarithm around the mean of its start; 0 if no start has two repeats."""
-    build = Build(_by_start([math.log(value) for value in values], starts))
-    return build.noise if build.freedom else 0.0
-
-
-def from_history(
-    candidate: Sequence[float],
-    baseline: Sequence[float],
-    direction: Direction,
-    at: Sides,
-    known: EarlierRuns = NOTHING,
-    starts: tuple[Sequence[int], Sequence[int]] | None = None,
-) -> Worsening:
-    """The worsening from repeats that were measured at another time. Raises as `of_builds`."""
-    return of_builds(candidate, baseline, direction, known, starts).worsening(at)
 
 
 def of_builds(
@@ -148,27 +116,26 @@ def of_builds(
     Each build was measured on one day. If it is `known` how much days differ, the error has that, twice. Else it has what
     differs between `starts`, the server's start of each repeat of both builds, unless these are None.
 
-    Raises:
-        ValueError: a build has fewer than two repeats, or a repeat is 0.
+    Raises ValueError if a build has fewer than two repeats, or a repeat is 0.
     """
     _check_positive(candidate, baseline)
     logs = [[math.log(value) for value in values] for values in (candidate, baseline)]
     if min(map(len, logs)) < 2:
         raise ValueError("a comparison needs two repeats of each")
     of_starts = starts or tuple([1] * len(values) for values in logs)
-    builds = [Build(_by_start(*pair)) for pair in zip(logs, of_starts, strict=True)]
+    builds = [Build(by_start(*pair)) for pair in zip(logs, of_starts, strict=True)]
     one, other = map(fmean, logs)
     middle = one - other if direction == "lower" else other - one
     if starts and known.days is None:
         return Difference(middle, _off_by_starts(builds, OF_LOADS, known.starts))
-    squared, freedom = sum(build.squared for build in builds), _welch(builds)
+    squared, freedom = sum(build.squared for build in builds), _degrees_of_freedom(builds)
     if known.days is None:
         return Difference(middle, _off_by_repeats(squared, freedom))
-    days = known.days.model_copy(update={"freedom": min(known.days.freedom, MOST_FROM_HISTORY)})
+    days = known.days.model_copy(update={"freedom": min(known.days.freedom, MOST_OF_DAYS)})
     return Difference(middle, _off_by_days(squared, freedom, days))
 
 
-def _welch(builds: Sequence["Build"]) -> float:
+def _degrees_of_freedom(builds: Sequence["Build"]) -> float:
     """Degrees of freedom of the sum of squared errors."""
     squared = [build.squared for build in builds]
     few = 1 + min(build.freedom for build in builds)
@@ -194,7 +161,7 @@ class Build(NamedTuple):
 
     @property
     def noise(self) -> float:
-        """The variance of one repeat around the mean of its start."""
+        """The variance of one repeat around the mean of its start. Raises ValueError if no start has two."""
         if not self.freedom:
             raise ValueError("a comparison needs two repeats of a start of each")
         return sum((len(group) - 1) * variance(group) for group in self.groups if len(group) > 1) / self.freedom
@@ -216,10 +183,10 @@ class Build(NamedTuple):
 def build_of(values: Sequence[float], starts: Sequence[int]) -> Build:
     """A build of repeats, by their logarithms. Raises ValueError if a repeat is 0."""
     _check_positive(values)
-    return Build(_by_start([math.log(value) for value in values], starts))
+    return Build(by_start([math.log(value) for value in values], starts))
 
 
-def _by_start(values: Sequence[float], starts: Sequence[int]) -> list[list[float]]:
+def by_start(values: Sequence[float], starts: Sequence[int]) -> list[list[float]]:
     return [[value for value, of in zip(values, starts, strict=True) if of == start] for start in dict.fromkeys(starts)]
 
 
@@ -236,7 +203,7 @@ def _off_by_starts(builds: Sequence[Build], assumed: Assumed, history: Between |
     """
     weight = sum(build.weight for build in builds)
     variances, chances, logs = [], [], []
-    for noises, chance in _noises(builds):
+    for noises, chance in _possible_noises(builds):
         error = sum(noise / build.number for noise, build in zip(noises, builds, strict=True))
         means = [build.start_means(noise) for noise, build in zip(noises, builds, strict=True)]
         starts, log_likelihood = weighed_spread(assumed, means, history)
@@ -257,13 +224,11 @@ def restless(builds: Sequence[Build], assumed: Assumed, history: Between | None)
     return found if found > RESTLESS * assumed.scale else None
 
 
-def _noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...], float]]:
-    """The variances of one repeat of each build that are possible, with their chance.
-
-    With one repeat of each start the noise counts as a part of what differs between starts.
-    """
-    points = POINTS_OF_EACH[len(builds)]
-    each = [likely(build.noise, build.freedom, points) if build.freedom else (np.zeros(1), np.ones(1)) for build in builds]
+def _possible_noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...], float]]:
+    """The variances of one repeat of each build that are possible, with their chance."""
+    # With one repeat of each start the noise counts as a part of what differs between starts.
+    none, points = (np.zeros(1), np.ones(1)), POINTS_OF_EACH[len(builds)]
+    each = [possible_variances(build.noise, build.freedom, points) if build.freedom else none for build in builds]
     for together in itertools.product(*(zip(*of_build, strict=True) for of_build in each)):
         noises, chances = zip(*together, strict=True)
         yield tuple(map(float, noises)), math.prod(map(float, chances))
@@ -271,8 +236,8 @@ def _noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...], float]
 
 def _off_by_days(squared: float, freedom: float, days: Between) -> OffBy:
     """How far a difference can be off, from its squared error within a day, and twice what is between days."""
-    errors, their_chances = likely(squared, freedom)
-    variances_between, chances = likely(days.variance, days.freedom)
+    errors, their_chances = possible_variances(squared, freedom)
+    variances_between, chances = possible_variances(days.variance, days.freedom)
     variances = errors[None, :] + 2.0 * np.maximum(0.0, variances_between - days.noise)[:, None]
     together = (chances[:, None] * their_chances[None, :]).ravel()
     return lambda alpha: reach(alpha, variances.ravel(), together)

@@ -15,8 +15,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from scipy import special
 
+from vllm_qualify.evidence.load.repeats import spent_share as spent_after
 from vllm_qualify.evidence.measurement import Interval
+from vllm_qualify.evidence.starts import LEAST
+from vllm_qualify.judge.information import OF_A_DEVIATION
 
 # The chance that a load without a trend is called unsteady, over all looks. If each repeat is half like the one before it
 # (autocorrelation 0.5), the chance is about three times as large: `infra/bench/steadiness.py` simulates both.
@@ -39,20 +43,17 @@ def direction_of(starts: Starts, looks: range, chance: float = CHANCE) -> int:
     `looks` are the planned numbers of values of all starts together after which this is asked, and the values so far are asked
     about at each of them. Equal values count as neither.
     """
-    score, bounds = 0.0, _bounds(tuple(map(len, starts)), looks.start, looks.stop - 1, chance)
-    scores = []
-    for values in starts:
-        for number, value in enumerate(values):
-            score += sum(math.copysign(1, value - before) for before in values[:number] if value != before)
-            scores.append(score)
-    return next((int(math.copysign(1, each)) for each, bound in zip(scores, bounds, strict=True) if abs(each) >= bound), 0)
+    bounds = _bounds_of_trend(tuple(map(len, starts)), looks.start, looks.stop - 1, chance)
+    steps = [np.sign(value - np.asarray(values[:number])).sum() for values in starts for number, value in enumerate(values)]
+    scores = np.cumsum(steps)
+    return next((int(np.sign(score)) for score, bound in zip(scores, bounds, strict=True) if abs(score) >= bound), 0)
 
 
 @lru_cache(maxsize=1024)
-def _bounds(sizes: tuple[int, ...], first: int, most: int, chance: float) -> list[float]:
+def _bounds_of_trend(sizes: tuple[int, ...], first: int, most: int, chance: float) -> list[float]:
     """The least |S| that is a trend after each of the values; infinite where it is not asked or no order is so unlikely.
 
-    The chance that is spent rises evenly with the number of values (Lan & DeMets 1983).
+    The chance is spent as that of a load's intervals is.
     """
     steps = [before for size in sizes for before in range(size)]
     # The chances of S from -reach to reach, if no look has found a trend yet.
@@ -64,7 +65,7 @@ def _bounds(sizes: tuple[int, ...], first: int, most: int, chance: float) -> lis
         kernel[::2] = 1 / (step + 1)
         chances = np.convolve(chances, kernel)[step : step + len(scores)]
         beyond = np.bincount(scores, chances)[::-1].cumsum()[::-1]
-        allowed = chance * count / most - spent if count >= first else 0.0
+        allowed = chance * spent_after(count, most) - spent if count >= first else 0.0
         bound = next((score for score, likely in enumerate(beyond) if 0 < likely <= allowed), None)
         bounds.append(math.inf if bound is None else bound)
         if bound is not None:
@@ -75,8 +76,7 @@ def _bounds(sizes: tuple[int, ...], first: int, most: int, chance: float) -> lis
 
 def change_of(starts: Starts) -> float:
     """How much the values change from the first to the last one of the longest start, by one slope for all of them."""
-    slope, _ = _slope(starts)
-    return slope * (max(map(len, starts)) - 1)
+    return _fit_slope(starts)[0] * (max(map(len, starts)) - 1)
 
 
 def leads_to(values: Sequence[float], planned: int) -> float | None:
@@ -87,10 +87,9 @@ def leads_to(values: Sequence[float], planned: int) -> float | None:
     count = len(values)
     if count < LEAST_FOR_SLOPE:
         return None
-    slope, spread = _slope([values])
+    slope, spread, squares = _fit_slope([values])
     ahead = min(max(planned, count), 2 * count) - 1 - (count - 1) / 2
-    residuals = np.asarray(values) - np.mean(values) - slope * (np.arange(count) - (count - 1) / 2)
-    noise = float(residuals @ residuals) / (count - 2)
+    noise = squares / (count - 2)
     return float(np.mean(values)) + slope * ahead + ERRORS_AHEAD * math.sqrt(noise * (1 / count + ahead**2 / spread))
 
 
@@ -99,9 +98,29 @@ def with_trend(interval: Interval, worsened: Sequence[float], looked: Sequence[i
 
     After each of the numbers of values `looked` at it may lead elsewhere: what one look has decided, no later one undoes.
     """
-    ahead = [leads_to(worsened[:count], planned) for count in looked]
-    known = [each for each in ahead if each is not None]
+    known = [ahead for count in looked if (ahead := leads_to(worsened[:count], planned)) is not None]
     return interval.model_copy(update={"upper": max(interval.upper, math.expm1(min(known)))}) if known else interval
+
+
+def with_trend_of_starts(interval: Interval, starts: Starts, least: int = LEAST) -> Interval:
+    """The interval of a worsening, down to where the trend leads that the logarithms of all `starts` have in common.
+
+    That is where it leads by the repeat after the longest start, and one error less, by Student's t. From the `least` number of
+    starts on, which may decide a gate, a trend must fall by more than its error: what chance explains forbids no `fail`.
+    """
+    count, longest = sum(map(len, starts)), max(map(len, starts))
+    slope, spread, squares = _fit_slope(starts)
+    freedom = count - len(starts) - 1
+    if freedom < 1 or not spread:
+        return interval
+    noise = squares / freedom
+    error_of_slope, one_error = math.sqrt(noise / spread), -float(special.stdtrit(freedom, OF_A_DEVIATION))
+    if len(starts) >= least and slope > -one_error * error_of_slope:
+        return interval
+    mean, place = (float(np.mean(np.concatenate(each))) for each in (starts, [np.arange(len(values)) for values in starts]))
+    ahead = longest - place
+    leads = mean + slope * ahead - one_error * math.hypot(math.sqrt(noise / count), ahead * error_of_slope)
+    return interval.model_copy(update={"lower": min(interval.lower, math.expm1(leads))})
 
 
 def problem(ours: Starts, theirs: Starts, looks: range, name: str) -> str | None:
@@ -123,9 +142,10 @@ def problem(ours: Starts, theirs: Starts, looks: range, name: str) -> str | None
     return f"{name} changes with time, from the first repeat to the last {', '.join(words)}: {WHOSE[who]} {what}: {remedy}"
 
 
-def _slope(starts: Starts) -> tuple[float, float]:
-    """The slope per value by least squares, with a level for each start; and the sum of squares of time."""
-    times = [np.arange(len(values)) - (len(values) - 1) / 2 for values in starts]
-    spread = sum(float(time @ time) for time in times)
-    moved = sum(float(time @ np.asarray(values, dtype=float)) for time, values in zip(times, starts, strict=True))
-    return (moved / spread if spread else 0.0), spread
+def _fit_slope(starts: Starts) -> tuple[float, float, float]:
+    """The slope per value by least squares, with a level for each start; the sums of squares of time, and around the slope."""
+    pairs = [(np.arange(len(values)) - (len(values) - 1) / 2, np.asarray(values, dtype=float)) for values in starts]
+    spread = sum(float(time @ time) for time, _ in pairs)
+    slope = sum(float(time @ values) for time, values in pairs) / spread if spread else 0.0
+    rests = [values - np.mean(values) - slope * time for time, values in pairs]
+    return slope, spread, float(sum(rest @ rest for rest in rests))

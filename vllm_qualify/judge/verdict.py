@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import date
-from typing import Literal
+from typing import Any, Literal
 
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
@@ -90,7 +90,7 @@ def verdict_from(checks: Checks) -> Verdict:
     return "inconclusive" if checks.maybe_inside else "fail"
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst_verdict(verdicts: list[Verdict]) -> Verdict:
     """The verdict of a cell; `invalid` without any gate."""
     return next((verdict for verdict in WORST_FIRST if verdict in verdicts), "invalid")
 
@@ -110,10 +110,13 @@ def is_decided(gate: Gate, measurements: Sequence[Measurement]) -> bool:
 def surely_misses(gate: Gate, measurements: Sequence[Measurement]) -> bool:
     rows = measurements_of(gate, measurements)
     interval = bounds_of(rows[0]) if len(rows) == 1 and rows[0].invalid_because is None else None
-    if interval is None:
-        return False
+    return interval is not None and is_missed(gate, interval.lower, interval.upper)
+
+
+def is_missed(gate: Gate, lower: float, upper: float) -> bool:
+    """Whether no number of a range meets the gate's bound."""
     at_least, at_most = gate.limits
-    return (at_least is not None and interval.upper < at_least) or (at_most is not None and interval.lower > at_most)
+    return (at_least is not None and upper < at_least) or (at_most is not None and lower > at_most)
 
 
 def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -128,35 +131,31 @@ def measurements_of(gate: Gate, measurements: Sequence[Measurement]) -> list[Mea
     ]
 
 
-def waived(verdict: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVerdict:
+def with_waiver(verdict: GateVerdict, waivers: Sequence[Waiver], today: date) -> GateVerdict:
     """The verdict with the waiver of its gate, if there is one."""
-    for waiver in waivers:
-        if waiver.gate == verdict.gate.label:
-            return verdict.model_copy(update={"waiver" if today <= waiver.expires else "expired": waiver})
-    return verdict
+    waiver = next((waiver for waiver in waivers if waiver.gate == verdict.gate.label), None)
+    state = "waiver" if waiver and today <= waiver.expires else "expired"
+    return verdict.model_copy(update={state: waiver}) if waiver else verdict
 
 
 def gate_verdict(gate: Gate, checks: Checks, rows: Sequence[Measurement], expectations: Sequence[int] = ()) -> GateVerdict:
     """The verdict of one gate on the measurements of its metric and filter. There should be exactly one."""
     verdict = verdict_from(checks)
-    if len(rows) != 1:
-        because = (
-            f"{len(rows)} measurements where one is needed" if rows else "no measurement: the stage left no evidence for it"
-        )
-        return GateVerdict(gate=gate, verdict=verdict, because=because, checks=checks, expectations=list(expectations))
+    judged: dict[str, Any] = {"gate": gate, "verdict": verdict, "checks": checks, "expectations": list(expectations)}
+    if not rows:
+        return GateVerdict(because="no measurement: the stage left no evidence for it", **judged)
+    if len(rows) > 1:
+        return GateVerdict(because=f"{len(rows)} measurements where one is needed", **judged)
     measurement, interval = rows[0], bounds_of(rows[0])
     return GateVerdict(
-        gate=gate,
-        verdict=verdict,
-        because=measurement.invalid_because or _because(verdict, checks, measurement, is_check=gate.unit == "bool"),
-        checks=checks,
+        because=measurement.invalid_because or _explain_verdict(verdict, checks, measurement, is_check=gate.unit == "bool"),
         value=measurement.value,
         interval=interval,
         sample_count=measurement.sample_count,
-        smallest_visible_change=_visible(measurement, interval, gate),
+        smallest_visible_change=_smallest_change(measurement, interval, gate),
         source=measurement.source,
         traced_to=measurement.traced_to,
-        expectations=list(expectations),
+        **judged,
     )
 
 
@@ -167,7 +166,7 @@ def bounds_of(measurement: Measurement) -> Interval | None:
     return measurement.interval
 
 
-def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) -> float | None:
+def _smallest_change(measurement: Measurement, interval: Interval | None, gate: Gate) -> float | None:
     if interval is None or measurement.value is None:
         return None
     at_least, at_most = gate.limits
@@ -176,25 +175,19 @@ def _visible(measurement: Measurement, interval: Interval | None, gate: Gate) ->
     return max(reaches)
 
 
-def _because(verdict: Verdict, checks: Checks, measurement: Measurement, *, is_check: bool) -> str:
+def _explain_verdict(verdict: Verdict, checks: Checks, measurement: Measurement, *, is_check: bool) -> str:
     if verdict == "invalid":
         return "the table's row for it cannot be trusted"
     if is_check:
         finding = f": {measurement.finding}" if measurement.finding else ""
         return "it holds" if verdict == "pass" else f"it does not hold{finding}"
-    if verdict == "inconclusive":
-        reason = "the bound lies within the interval" if checks.noise_known else _why_no_noise(measurement)
-        ended = f"; {measurement.ended_because}" if measurement.ended_because else ""
-        return f"{reason}: what was measured does not decide{ended}{_beside(measurement)}"
-    return f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound{_beside(measurement)}"
-
-
-def _beside(measurement: Measurement) -> str:
-    """What stands beside the verdict: that the baseline is history, and which uncertainty the interval does not have."""
-    history = "; the baseline is history, measured on another day" if measurement.is_history else ""
-    return history + "".join(f"; the interval does not have {part}" for part in measurement.not_in_interval)
-
-
-def _why_no_noise(measurement: Measurement) -> str:
-    is_early = measurement.ended_because is not None and len(measurement.repeats) > 1
-    return "it ended before the first planned look" if is_early else "measured once, which shows no noise"
+    beside = ["the baseline is history, measured on another day"] if measurement.is_history else []
+    beside += [f"the interval does not have {part}" for part in measurement.not_in_interval]
+    if verdict != "inconclusive":
+        return "; ".join([f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound", *beside])
+    reason = "the bound lies within the interval"
+    if not checks.noise_known:
+        is_early = measurement.ended_because is not None and len(measurement.repeats) > 1
+        reason = "it ended before the first planned look" if is_early else "measured once, which shows no noise"
+    open_because = filter(None, (measurement.finding, measurement.ended_because))
+    return "; ".join([f"{reason}: what was measured does not decide", *open_because, *beside])

@@ -3,30 +3,32 @@
 import hashlib
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.recipe.accuracy import Accuracy, Likelihood, Smoke
 from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
+from vllm_qualify.recipe.load import Load, LoadSettings
 from vllm_qualify.recipe.recipe import Approval
+from vllm_qualify.recipe.roles import EFFORT, FOUND, NOTE, PLACE, WORK, Settings
 from vllm_qualify.recipe.sampling import Sampling
+from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
-from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings, Smoke, Soak, Sweep
 
 
 class Release(Frozen):
-    """A model at a revision (a hub commit, or the digest of a local folder's content) with an engine.
-
-    `files` has the SHA-256 of each file of a local folder. It is empty for a model of the hub, whose commit has them.
-    """
+    """A model at a revision with an engine."""
 
     model: str
     revision: str
+    """a hub commit, or the digest of a local folder's content"""
     files: dict[str, str] = {}
+    """the SHA-256 of each file of a local folder; empty for a model of the hub, whose commit has them"""
     engine: EngineIdentity
 
     @property
@@ -49,21 +51,22 @@ class Cell(Frozen):
         return f"{self.recipe}/{self.variant}/{self.gpu_type}/{self.profile}"
 
 
-class TaskPlan(Frozen):
-    """One lm-eval task of a cell: its settings, completed for the cell's server and this machine.
+class TaskPlan(Settings):
+    """One lm-eval task of a cell: its settings, completed for the cell's server and this machine."""
 
-    All its questions are asked at most `repetitions` times: more than once only if answers are sampled so, or compared with a
-    baseline's. With `sequential` it may end after any block of questions, but not before `least_repetitions`. `recommended` are
-    the numbers behind `sampling: model`.
-    """
-
-    settings: Accuracy
-    num_concurrent: int
-    repetitions: int = 1
-    sequential: bool = False
-    questions: list[Path] | None = None
-    folder: Path | None = None
-    recommended: Sampling | None = None
+    settings: Annotated[Accuracy, WORK]
+    num_concurrent: Annotated[int, EFFORT]
+    """requests under way at one time"""
+    repetitions: Annotated[int, EFFORT] = 1
+    """how often all questions are asked at most: above 1 only for sampled answers, or to compare with a baseline's"""
+    sequential: Annotated[bool, EFFORT] = False
+    """whether the task may end after any block of questions, but not before `least_repetitions`"""
+    questions: Annotated[list[Path] | None, PLACE] = None
+    """local files of questions, and of solved examples if there are any"""
+    folder: Annotated[Path | None, PLACE] = None
+    """the folder with lm-eval's YAML files of own tasks"""
+    recommended: Annotated[Sampling | None, WORK] = None
+    """the numbers behind `sampling: model`"""
 
     @property
     def name(self) -> str:
@@ -81,7 +84,7 @@ class TaskPlan(Frozen):
         return self.recommended if self.settings.sampling == "model" else self.settings.sampling
 
     @property
-    def asked(self) -> Accuracy:
+    def asked_settings(self) -> Accuracy:
         """The settings, with the numbers of `sampling` also where the recipe leaves them to the model."""
         return self.settings.model_copy(update={"sampling": self.sampling})
 
@@ -99,12 +102,14 @@ class TaskPlan(Frozen):
         return (self.sampling.numbers if self.sampling else {}) | stop | {name: value for name, value in own.items() if value}
 
 
-class LikelihoodPlan(Frozen):
-    """What is scored: the settings, and the file of texts with the SHA-256 of its content, if there is one."""
+class LikelihoodPlan(Settings):
+    """The texts whose likelihood is asked for."""
 
-    settings: Likelihood
-    texts: Path | None = None
-    texts_sha256: str | None = None
+    settings: Annotated[Likelihood, WORK]
+    texts: Annotated[Path | None, PLACE] = None
+    """the file of texts, if there is one"""
+    texts_sha256: Annotated[str | None, WORK] = None
+    """the hash of the file's content"""
 
     def covers(self, baseline: "LikelihoodPlan") -> bool:
         """Whether all that a baseline scored is scored here: as many answers or more, and the same texts."""
@@ -113,13 +118,11 @@ class LikelihoodPlan(Frozen):
 
 
 class Baseline(Frozen):
-    """The run that a cell is compared with, and what must be the same for that.
-
-    `folder` is where the run is, if not in the store.
-    """
+    """The run that a cell is compared with, and what must be the same for that."""
 
     run_id: str
     folder: Path | None = None
+    """where the run is, if not in the store"""
     cell: Cell
     fingerprint: Fingerprint
     client_version: str
@@ -130,15 +133,13 @@ class Baseline(Frozen):
 
 
 class Anchor(Frozen):
-    """The approved run that a cell is held against for good, and what must be the same for that.
-
-    `chosen` says why it is that one.
-    """
+    """The approved run that a cell is held against for good, and what must be the same for that."""
 
     run_id: str
     cell: Cell
     accuracy: list[Accuracy]
     chosen: Literal["the first approved", "made to be one", "named by the recipe", "named by the caller"]
+    """why it is this run"""
 
 
 class EarlierTry(Frozen):
@@ -148,89 +149,101 @@ class EarlierTry(Frozen):
     verdict: Verdict
 
 
-class BetweenStarts(Frozen):
-    """How much one build differs in a metric, by approved `runs` of the cell, or of others of its recipe, GPU type and profile.
+class Between(Frozen):
+    """How much means of one build differ, in squared shares of the questions, or squared logarithms of times and rates."""
 
-    It is from start to start within a run, from pair to pair of starts of two builds in turns, or from day to day between runs.
-    Older plans also have what differs from repeat to repeat within a start, which is not used any more. `variance` is that of
-    the means of starts or of runs, with so many degrees of `freedom`, and `noise` the part of it from within the starts. Both
-    are in squared shares of the questions, or of squared logarithms of times and rates.
-    """
+    variance: NotNegative
+    """of the means of starts, of pairs of starts or of runs"""
+    noise: NotNegative
+    """the part of the variance that the answers or the repeats within each start explain"""
+    freedom: Positive
+    """the degrees of freedom of the variance"""
+
+    @property
+    def part(self) -> float:
+        """What starts add: the variance without noise (method of moments)."""
+        return max(0.0, self.variance - self.noise)
+
+
+class BetweenStarts(Between):
+    """How much one build differs in a metric, by approved runs of the cell or of others of its recipe, GPU type and profile."""
 
     label: str
-    of: Literal["start", "pair", "day", "repeat"] = "start"
-    variance: NotNegative
-    noise: NotNegative
-    freedom: Positive
+    """the metric, with its task and filter"""
+    of: Literal["start", "pair", "day"] = "start"
+    """from start to start within a run, from pair to pair of starts of two builds in turns, or from day to day between runs"""
     runs: list[str]
 
 
-class CellPlan(Frozen):
-    """Everything that one qualification of one cell will do; written to the run's folder before anything starts.
+class CellPlan(Settings, ProfileStages):
+    """Everything that one qualification of one cell will do; written to the run's folder before anything starts."""
 
-    - `contract` is what of the API's contract is checked; None if the recipe asks for none of it.
-    - `client` and `client_image` are those of the load client, if it does not run beside the server in the same engine.
-    - `beside` is the baseline's server, if this machine can serve it too: then their loads are measured in turns.
-    - With `warms_alike`, which all new plans with `beside` have, a load in turns counts only if both servers were warmed alike.
-    - A run that `establishes` is made to be the baseline of later runs. It is held against the approved one before it, if there
-      is one: its load only where `load_alone` does not say why not.
-    - A run with `new_anchor` is made to be the anchor of later runs too, and held against no earlier run.
-    - `named_anchor` is the run that the recipe names as the cell's anchor.
-    - `server` and `load` have the result of `fit` only when it was found; the load then follows from `workload`.
-    - `prompts` is the workload's file: of prompts, or a trace.
-    - `undrafted` is the server without its speculative decoding, if the load has clients: at a rate, both would have the
-      throughput of that rate. With `undrafted_in_turn` the machine has no room for both, and they are started in turn.
-    - `starts` is how often the server is started at most, for the gates against the baseline.
-    - `pulled_s` is how long the pull of the image took; None without a pull.
-    - With `watched`, which all new plans have, a load counts only with the samples that were taken during it.
-    - `code` is what of the plan runs code, in words: its options, its variables, the folders of its tasks.
-    - `tries` are the earlier runs of this release in this cell that the store shows, the oldest first.
-    - `between` is what the store shows of how much starts and days differ, by metric.
-    - `unasked` is what the engine could not say when it was asked whether it accepts the server's plan.
-    - `warnings` say what the model's own generation_config.json does to replies.
-    """
-
-    run_id: str
-    cell: Cell
-    fingerprint: Fingerprint
-    server: ServerPlan
-    smoke: Smoke
-    smoke_golden: str | None
-    contract: Contract | None = None
-    accuracy: list[TaskPlan]
-    likelihood: LikelihoodPlan | None = None
-    load: Load
-    prompts: Path | None = None
-    sweep: Sweep | None = None
-    soak: Soak | None = None
-    fit: Fit | None = None
-    workload: LoadSettings | None = None
-    warm_starts: int = 0
-    starts: Count = 1
-    price_usd_gpu_hour: float | None = None
-    undrafted: ServerPlan | None = None
-    undrafted_in_turn: bool = False
-    pulled_s: float | None = None
-    watched: bool = False
-    unasked: list[str] = []
-    warnings: list[str] = []
-    code: list[str] = []
-    gates: list[Gate]
-    waivers: list[Waiver] = []
-    approval: Approval = Approval()
-    baseline_variant: Name
-    baseline: Baseline | None = None
-    establishes: bool = False
-    load_alone: str = ""
-    new_anchor: bool = False
-    named_anchor: str | None = None
-    anchor: Anchor | None = None
-    beside: ServerPlan | None = None
-    warms_alike: bool = False
-    tries: list[EarlierTry] = []
-    between: list[BetweenStarts] = []
-    client_image: EngineImage | None = None
-    client: EngineIdentity | None = None
+    run_id: Annotated[str, NOTE]
+    cell: Annotated[Cell, WORK]
+    fingerprint: Annotated[Fingerprint, FOUND]
+    """the machine"""
+    server: Annotated[ServerPlan, WORK]
+    """it has the result of `fit` once that was found"""
+    smoke: Annotated[Smoke, WORK]
+    smoke_golden: Annotated[str | None, WORK]
+    """the exact reply to the smoke prompt, if the variant has one"""
+    contract: Annotated[Contract | None, WORK] = None
+    """the checks of the API's contract; null if the recipe asks for none of them"""
+    accuracy: Annotated[list[TaskPlan], WORK]
+    likelihood: Annotated[LikelihoodPlan | None, WORK] = None
+    load: Annotated[Load, WORK]
+    """with `fit` it follows from `workload`, once the fit is found"""
+    prompts: Annotated[Path | None, PLACE] = None
+    """the load's file: of prompts, or a trace"""
+    soak: Annotated[Soak | None, WORK] = None
+    workload: Annotated[LoadSettings | None, WORK] = None
+    """the profile's load, from which the load after a fit is made; null without a fit"""
+    warm_starts: Annotated[int, EFFORT] = 0
+    """how often the server is started once more after the load"""
+    starts: Annotated[Count, EFFORT] = 1
+    """how often the server is started at most, for the gates against the baseline"""
+    price_usd_gpu_hour: Annotated[float | None, FOUND] = None
+    undrafted: Annotated[ServerPlan | None, WORK] = None
+    """the server without its speculative decoding, if the load has clients: at a rate, both have that rate's throughput"""
+    undrafted_in_turn: Annotated[bool, WORK] = False
+    """whether the machine has no room for both, so that they are started in turn"""
+    pulled_s: Annotated[float | None, FOUND] = None
+    """how long the pull of the image took; null without a pull"""
+    watched: Annotated[bool, EFFORT] = False
+    """whether a load counts only with the samples that were taken during it"""
+    unasked: Annotated[list[str], FOUND] = []
+    """what the engine could not say when it was asked whether it accepts the server's plan"""
+    warnings: Annotated[list[str], NOTE] = []
+    """what the model's own generation_config.json does to replies"""
+    code: Annotated[list[str], NOTE] = []
+    """what of the plan runs code, in words: its options, its variables, the folders of its tasks"""
+    gates: Annotated[list[Gate], EFFORT]
+    waivers: Annotated[list[Waiver], EFFORT] = []
+    approval: Annotated[Approval, EFFORT] = Approval()
+    baseline_variant: Annotated[Name, WORK]
+    """the variant of the baseline's cell"""
+    baseline: Annotated[Baseline | None, FOUND] = None
+    establishes: Annotated[bool, FOUND] = False
+    """whether the run is made to be the baseline of later runs. It is held against the approved one before it, if any"""
+    load_alone: Annotated[str, FOUND] = ""
+    """why the load of a run that establishes is not held against the baseline before it; empty if it is"""
+    new_anchor: Annotated[bool, FOUND] = False
+    """whether the run is made to be the anchor of later runs too. It is held against no earlier run"""
+    named_anchor: Annotated[str | None, WORK] = None
+    """the run that the recipe names as the cell's anchor"""
+    anchor: Annotated[Anchor | None, FOUND] = None
+    beside: Annotated[ServerPlan | None, FOUND] = None
+    """the baseline's server, if this machine can serve it too: then their loads are measured in turns"""
+    warms_alike: Annotated[bool, EFFORT] = False
+    """whether a load in turns counts only if both servers were warmed alike; true with `beside`"""
+    tries: Annotated[list[EarlierTry], FOUND] = []
+    """the earlier runs of this release in this cell that the store shows, the oldest first"""
+    between: Annotated[list[BetweenStarts], FOUND] = []
+    """what the store shows of how much starts and days differ, by metric"""
+    client_image: Annotated[EngineImage | None, PLACE] = None
+    """the load client's image, if the client does not run beside the server in the same engine"""
+    client: Annotated[EngineIdentity | None, FOUND] = None
+    """the engine in that image"""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -279,13 +292,12 @@ class CellPlan(Frozen):
         return list(dict.fromkeys([*own, *self.code]))
 
     @property
-    def over_starts(self) -> list[Gate]:
+    def gates_over_starts(self) -> list[Gate]:
         """The gates against the baseline that further starts of the server can decide."""
         return [gate for gate in self.gates if gate.is_over_starts]
 
     @property
-    def comparing(self) -> list[Gate]:
-        """The gates against the baseline."""
+    def gates_against_baseline(self) -> list[Gate]:
         return [gate for gate in self.gates if gate.is_against_baseline]
 
     @property
@@ -298,7 +310,7 @@ class CellPlan(Frozen):
         return self.server.engine_kind.speculative in self.server.arguments
 
     @property
-    def judged(self) -> list[Gate]:
+    def judged_gates(self) -> list[Gate]:
         """The gates that decide: all but those that have nothing to be held against."""
         return [gate for gate in self.gates if self._is_judged(gate)]
 

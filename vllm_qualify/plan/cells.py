@@ -2,36 +2,27 @@
 
 import secrets
 from datetime import UTC, datetime
-from typing import Any
 
-from vllm_qualify.engine.confine import can_confine
 from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
-from vllm_qualify.engine.hub import Repository
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Engines, Launch, check_kind, identity_of
+from vllm_qualify.engine.hub import Repository, find_repository
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
-from vllm_qualify.engine.server import ServerPlan, gpu_count
+from vllm_qualify.engine.provision import Engines, Launch, check_kind, identity_of
+from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.plan.cell import Cell, CellPlan, Release, TaskPlan
-from vllm_qualify.plan.choice import Choice, Selection, repository_of, select
-from vllm_qualify.plan.gates import anchor_of, contract_of, gates_of, waivers_of
+from vllm_qualify.plan import workload
+from vllm_qualify.plan.cell import Cell, CellPlan, Release
+from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.gates import judging_of, starts_of
 from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.parts import with_parts
-from vllm_qualify.plan.server import check_memory_limit, server_plan
-from vllm_qualify.plan.workload import (
-    likelihood_plan,
-    load_plan,
-    most_clients,
-    num_concurrent,
-    prompts_needed,
-    task_plan,
-    workload_file,
-)
+from vllm_qualify.plan.server import check_memory_limit, server_plan, undrafted_of
+from vllm_qualify.plan.workload import most_clients
 from vllm_qualify.recipe.code import code_of_server, code_of_task
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, Variant, covers
-from vllm_qualify.recipe.workload import Workload
+from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, covers
 
 
 def new_run_id() -> str:
@@ -56,10 +47,9 @@ def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Select
 def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: Fingerprint) -> list[CellPlan]:
     """The plans of the chosen cells, for engines that are here.
 
-    Raises:
-        CallerError: as `select` and `check_kind`, or an image holds another engine than the variant's.
-        HostError: as `select`, or the hub does not know the model, the machine has too few GPUs or too old a driver, or the
-            engine is the wrong build for it.
+    Raises CallerError as `select` and `check_kind`, or if an image holds another engine than the variant's; HostError as
+    `select`, or if the hub does not know the model, the machine has too few GPUs or too old a driver, or the engine is the
+    wrong build for it.
     """
     selection = select(loaded, choice, machine)
     check_kind(selection.variant.engine, engines.engine.launcher, engines.client is not None)
@@ -69,9 +59,12 @@ def plan_cells(loaded: LoadedRecipe, choice: Choice, engines: Engines, machine: 
     if client is not None:
         _check_holds(client, VLLM, "--client-image")
     _check_build(identity, machine)
-    model = None if selection.variant.is_local else repository_of(selection.variant)
-    release = _release(loaded, selection.variant, model, identity)
-    return [_plan(loaded, selection, release, model, engines, client, machine, profile) for profile in selection.profiles]
+    variant = selection.variant
+    model = None if variant.is_local else find_repository(variant.model, variant.revision, "check")
+    files = {} if model else content_of(loaded.path(variant.model))
+    revision = model.commit if model else digest_of(files)
+    release = Release(model=variant.model, revision=revision, files=files, engine=identity)
+    return [_plan_cell(loaded, selection, release, model, engines, client, machine, profile) for profile in selection.profiles]
 
 
 def within_budget(plan: CellPlan, time_budget_s: float | None) -> CellPlan:
@@ -88,16 +81,16 @@ def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
     """
     groups: list[list[CellPlan]] = []
     for plan in plans:
-        same = (group for group in groups if not plan.fit and not group[0].fit and group[0].server == plan.server)
-        group = next(same, None)
-        if group is None:
-            groups.append([plan])
+        for group in groups:
+            if not plan.fit and not group[0].fit and group[0].server == plan.server:
+                group.append(plan)
+                break
         else:
-            group.append(plan)
+            groups.append([plan])
     return groups
 
 
-def _plan(
+def _plan_cell(
     loaded: LoadedRecipe,
     selection: Selection,
     release: Release,
@@ -110,10 +103,13 @@ def _plan(
     recipe, variant = loaded.recipe, selection.variant
     server = server_plan(loaded, selection, profile_name, engines.engine, release.engine.version, release.revision)
     profile, serving = selection.profiles[profile_name], selection.serving
-    gates = gates_of(recipe, serving, variant, profile)
-    server = server.model_copy(update={"gpus": _gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
+    judging = judging_of(recipe, selection, profile_name)
+    gates = judging["gates"]
+    server = server.model_copy(update={"gpus": _choose_gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
     server = with_parts(server, model)
-    accuracy = [task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
+    accuracy = [workload.task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
+    place = f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"
+    undrafted, in_turn = undrafted_of(server, profile.load, machine)
     return CellPlan(
         run_id=new_run_id(),
         cell=Cell(
@@ -126,37 +122,29 @@ def _plan(
         fingerprint=machine,
         server=server,
         smoke=recipe.smoke,
-        smoke_golden=variant.smoke_golden,
-        contract=contract_of(recipe, variant, serving, profile),
         accuracy=accuracy,
-        likelihood=likelihood_plan(loaded, recipe.likelihood, server, gates),
-        load=load_plan(
-            loaded, profile_name, profile, gates, server, f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"
-        ),
-        prompts=workload_file(loaded, profile.load),
-        sweep=profile.sweep,
+        likelihood=workload.likelihood_plan(loaded, recipe.likelihood, server, gates),
+        load=workload.load_plan(loaded, profile_name, profile, gates, server, place),
+        prompts=workload.workload_file(loaded, profile.load),
         soak=profile.soak,
-        fit=profile.fit,
+        **profile.asked_stages,
         workload=profile.load if profile.fit else None,
         warm_starts=serving.warm_starts,
-        starts=serving.starts if any(gate.is_over_starts for gate in gates) else 1,
+        starts=starts_of(serving, gates),
         price_usd_gpu_hour=serving.price_usd_gpu_hour,
-        **_drafting(server, profile.load, machine),
+        undrafted=undrafted,
+        undrafted_in_turn=in_turn,
         watched=True,
         warnings=generation_warnings(server, release.engine.version),
-        code=[*code_of_server(server.arguments, server.environment), *_of_tasks(accuracy)],
-        gates=gates,
+        code=[
+            *code_of_server(server.arguments, server.environment),
+            *(line for task in accuracy for line in code_of_task(task.settings, task.folder)),
+        ],
         baseline_variant=variant.baseline or selection.variant_name,
-        waivers=waivers_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
-        approval=recipe.approval,
-        named_anchor=anchor_of(recipe, selection.gpu_type, selection.variant_name, profile_name),
         client_image=engines.client,
         client=client,
+        **judging,
     )
-
-
-def _of_tasks(tasks: list[TaskPlan]) -> list[str]:
-    return [line for task in tasks for line in code_of_task(task.settings, task.folder)]
 
 
 def unconfined_code(plan: CellPlan) -> str:
@@ -166,7 +154,7 @@ def unconfined_code(plan: CellPlan) -> str:
     return "code of a task" if any(task.folder for task in plan.accuracy) and not can_confine() else ""
 
 
-def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
+def _choose_gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
     """The cell's GPUs: the machine's first ones of its type."""
     if machine.gpu_type == "cpu":
         return []
@@ -176,20 +164,13 @@ def _gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:
     return machine.devices[:needed]
 
 
-def _release(loaded: LoadedRecipe, variant: Variant, model: Repository | None, engine: EngineIdentity) -> Release:
-    files = {} if model else content_of(loaded.path(variant.model))
-    revision = model.commit if model else digest_of(files)
-    return Release(model=variant.model, revision=revision, files=files, engine=engine)
-
-
 def _check_holds(engine: EngineIdentity, wanted: EngineName, option: str) -> None:
     kind, given = KINDS[wanted], f"{KINDS[engine.kind].title} {engine.version}"
     if engine.kind != wanted:
         raise CallerError(f"{kind.title} is needed, and this is {given}", f"name one like {kind.example_image}", option)
     if kind.least_version and not covers(f">={kind.least_version}", engine.version):
-        raise CallerError(
-            f"{kind.title} {kind.least_version} or newer is needed, and this is {given}", "name a newer one", option
-        )
+        problem = f"{kind.title} {kind.least_version} or newer is needed, and this is {given}"
+        raise CallerError(problem, "name a newer one", option)
 
 
 def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
@@ -204,33 +185,22 @@ def _check_build(engine: EngineIdentity, machine: Fingerprint) -> None:
         )
 
 
-def _drafting(server: ServerPlan, load: Workload, machine: Fingerprint) -> dict[str, Any]:
-    """The plan's fields about the server without its speculative decoding, which has GPUs of its own if there are enough."""
-    option = server.engine_kind.speculative
-    if option not in server.arguments or load.is_open or load.turns > 1:
-        return {"undrafted": None, "undrafted_in_turn": False}
-    free = [gpu for gpu in machine.devices if gpu not in server.gpus]
-    in_turn = len(free) < len(server.gpus)
-    arguments = {name: value for name, value in server.arguments.items() if name != option}
-    parts = [part for part in server.parts if part.option != option]
-    gpus = server.gpus if in_turn else free[: len(server.gpus)]
-    changes = {"arguments": arguments, "gpus": gpus, "draft_digest": None, "parts": parts}
-    return {"undrafted": server.model_copy(update=changes), "undrafted_in_turn": in_turn}
-
-
-def fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
+def plan_fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
     """The plan with the server options that a fit found, and all that follows from them. Raises HostError for too few GPUs."""
     arguments = plan.server.arguments | options
-    gpus = _gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
+    gpus = _choose_gpus(gpu_count(arguments, plan.server.kind), plan.cell.profile, plan.fingerprint)
     server = plan.server.model_copy(update={"arguments": arguments, "gpus": gpus})
-    clients = most_clients(server, plan.fit)
-    load = plan.workload.of(clients, prompts_needed(plan.workload, plan.gates)) if plan.workload else plan.load
+    load, settings = plan.load, plan.workload
+    if settings:
+        load = settings.make_load(most_clients(server, plan.fit), workload.prompts_needed(settings, plan.gates))
+    undrafted, in_turn = undrafted_of(server, load, plan.fingerprint)
     changes = {
         "server": server,
+        "undrafted": undrafted,
+        "undrafted_in_turn": in_turn,
         "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256, "seeded_by": plan.load.seeded_by}),
-        **_drafting(server, load, plan.fingerprint),
         "accuracy": [
-            task.model_copy(update={"num_concurrent": num_concurrent(task.settings, server)}) for task in plan.accuracy
+            task.model_copy(update={"num_concurrent": workload.num_concurrent(task.settings, server)}) for task in plan.accuracy
         ],
     }
     return plan.model_copy(update=changes)

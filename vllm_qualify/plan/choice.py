@@ -38,20 +38,18 @@ class Selection(Frozen):
     variant: Variant
     profiles: dict[str, Profile]
 
-    def at(self, profile: str, version: str) -> tuple[ServerArguments, Environment]:
+    def arguments_of(self, profile: str, version: str) -> tuple[ServerArguments, Environment]:
         """Server options and environment of a cell for a version of vLLM.
 
         The variant overrides the GPU type, and the profile overrides both. For another kind of engine only the variant counts.
-
-        Raises:
-            CallerError: the variant is not for this version, or the environment stops NCCL from logging what `network` needs.
+        Raises CallerError if the variant is not for this version, or NCCL is stopped from logging what `network` needs.
         """
         if not self.variant.of_vllm:
             return self.variant.server, self._with_nccl_log(self.variant.environment)
         if self.variant.vllm and not self.variant.fits_version(version):
             problem = f"the variant '{self.variant_name}' is for vLLM {self.variant.vllm}, and this is {version}"
             raise CallerError(problem, "choose another variant, or an engine of such a version", "--variant")
-        layers = [layer.at(version) for layer in (self.serving, self.variant, self.profiles[profile])]
+        layers = [layer.for_version(version) for layer in (self.serving, self.variant, self.profiles[profile])]
         server: ServerArguments = {}
         environment: Environment = {}
         for options, names in layers:
@@ -72,33 +70,28 @@ class Selection(Frozen):
 def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) -> Selection:
     """The part of the recipe to qualify on this machine; without `machine`, on any machine of the chosen GPU type.
 
-    Raises:
-        CallerError: the recipe has no such GPU type, variant or profile, or they do not fit together.
-        HostError: this machine is of another GPU type, or a file that the recipe names is not there.
+    Raises CallerError if the recipe has no such GPU type, variant or profile, or they do not fit together; HostError if this
+    machine is of another GPU type, or a file that the recipe names is not there.
     """
     recipe = loaded.recipe
     gpu_type = choice.gpu_type or (machine.gpu_type if machine else "")
     serving = pick(recipe.gpu_types, gpu_type, "GPU type", "--gpu-type")
     variant_name = choice.variant or serving.default_variant
-    variant = _at_revision(pick(recipe.variants, variant_name, "variant", "--variant"), choice.revision)
+    variant = pick(recipe.variants, variant_name, "variant", "--variant")
+    if choice.revision is not None:
+        if variant.is_local:
+            raise CallerError("the model is a folder, which has no revisions", "leave the revision out", "revision")
+        variant = variant.model_copy(update={"revision": choice.revision})
     _check_fits(recipe, variant_name, gpu_type)
-    profiles = _profiles(serving, variant_name, variant, choice.profile)
+    profiles = _choose_profiles(serving, variant_name, variant, choice.profile)
     if machine and gpu_type != machine.gpu_type:
-        raise HostError(
-            f"the recipe is to be qualified on {gpu_type}, and this machine is {machine.gpu_type} ({machine.name})",
-            f"run it on a host with {gpu_type}",
-            "check",
-        )
-    _check_local_model(loaded, variant)
+        problem = f"the recipe is to be qualified on {gpu_type}, and this machine is {machine.gpu_type} ({machine.name})"
+        raise HostError(problem, f"run it on a host with {gpu_type}", "check")
+    if variant.is_local:
+        check_model_at(loaded.path(variant.model), "`model`")
     for settings in recipe.accuracy:
         task_plan(loaded, settings, None, [])
-    return Selection(
-        gpu_type=gpu_type,
-        serving=serving,
-        variant_name=variant_name,
-        variant=variant,
-        profiles=profiles,
-    )
+    return Selection(gpu_type=gpu_type, serving=serving, variant_name=variant_name, variant=variant, profiles=profiles)
 
 
 def pick(among: dict[str, T], name: str, what: str, option: str) -> T:
@@ -107,24 +100,10 @@ def pick(among: dict[str, T], name: str, what: str, option: str) -> T:
     return among[name]
 
 
-def _at_revision(variant: Variant, revision: str | None) -> Variant:
-    if revision is None:
-        return variant
-    if variant.is_local:
-        raise CallerError("the model is a folder, which has no revisions", "leave the revision out", "revision")
-    return variant.model_copy(update={"revision": revision})
-
-
 def commit_of(loaded: LoadedRecipe, choice: Choice) -> str | None:
     """The current commit of a choice's model, None for a local folder. `choice` names a GPU type. Raises as `select`."""
-    selection = select(loaded, choice, None)
-    variant = selection.variant
+    variant = select(loaded, choice, None).variant
     return None if variant.is_local else hub.resolve_commit(variant.model, variant.revision, "check")
-
-
-def repository_of(variant: Variant) -> hub.Repository:
-    """The repository of a variant's model on the hub. Raises as `hub.resolve_commit`."""
-    return hub.find_repository(variant.model, variant.revision, "check")
 
 
 def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:
@@ -135,7 +114,7 @@ def _check_fits(recipe: Recipe, variant_name: str, gpu_type: str) -> None:
         raise CallerError(problem, f"choose one for {gpu_type}: {', '.join(others)}", "--variant")
 
 
-def _profiles(serving: Serving, variant_name: str, variant: Variant, chosen: str | None) -> dict[str, Profile]:
+def _choose_profiles(serving: Serving, variant_name: str, variant: Variant, chosen: str | None) -> dict[str, Profile]:
     """The chosen profile, or all that the variant is for."""
     if chosen is None:
         profiles = {name: profile for name, profile in serving.profiles.items() if variant.fits_profile(name)}
@@ -145,11 +124,6 @@ def _profiles(serving: Serving, variant_name: str, variant: Variant, chosen: str
         problem = f"the variant '{variant_name}' is for the profiles {', '.join(variant.profiles)}"
         raise CallerError(problem, "choose one of them that the GPU type has, or another variant", "--profile")
     return profiles
-
-
-def _check_local_model(loaded: LoadedRecipe, variant: Variant) -> None:
-    if variant.is_local:
-        check_model_at(loaded.path(variant.model), "`model`")
 
 
 def check_model_at(folder: Path, what: str) -> None:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from vllm_qualify.engine.environment import EngineIdentity, digest_of
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.parts import MODEL, Part
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.plan.cell import CellPlan, Release
 from vllm_qualify.plan.parts import repositories_named, texts_of
 from vllm_qualify.plan.server import PATHS
@@ -14,10 +13,12 @@ from vllm_qualify.plan.server import PATHS
 def contradiction(plan: CellPlan) -> str:
     """In what the server of a plan is another one than its release and its parts say, in words; empty if it is the same."""
     server, release = plan.server, plan.cell.release
-    return "; ".join([*_of_model(server, release), *_of_engine(server, release.engine), *_of_parts(server)])
+    return "; ".join(
+        [*_contradict_model(server, release), *_contradict_engine(server, release.engine), *_contradict_parts(server)]
+    )
 
 
-def _of_model(server: ServerPlan, release: Release) -> Iterator[str]:
+def _contradict_model(server: ServerPlan, release: Release) -> Iterator[str]:
     named = f"{release.model} at {release.revision}"
     if not server.is_local:
         if (server.model, server.revision) != (release.model, release.revision):
@@ -28,7 +29,7 @@ def _of_model(server: ServerPlan, release: Release) -> Iterator[str]:
         yield "its files are not those of its digest"
 
 
-def _of_engine(server: ServerPlan, named: EngineIdentity) -> Iterator[str]:
+def _contradict_engine(server: ServerPlan, named: EngineIdentity) -> Iterator[str]:
     engine = server.engine
     digest = engine.digest if isinstance(engine, EngineImage) else named.digest
     if (server.kind, engine.launcher, digest) != (named.kind, named.launcher, named.digest):
@@ -36,12 +37,13 @@ def _of_engine(server: ServerPlan, named: EngineIdentity) -> Iterator[str]:
         yield f"its engine is {served}, and it names {named.kind} {named.digest} by {named.launcher}"
 
 
-def _of_parts(server: ServerPlan) -> Iterator[str]:
+def _contradict_parts(server: ServerPlan) -> Iterator[str]:
     for part in server.parts:
         if not _is_named(server, part):
             yield f"its {part.option} is not what its part names, {part.name} at {part.revision}"
     pinned = {(part.option, part.name) for part in server.parts}
-    for option, name in repositories_named(server):
+    models = [] if server.is_local else [(MODEL, server.model)]
+    for option, name in [*models, *repositories_named(server)]:
         if (option, name) not in pinned:
             yield f"its {option} {name} has no part, so no commit of it is named"
 

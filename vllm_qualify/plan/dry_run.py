@@ -7,10 +7,9 @@ from pathlib import Path
 
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.launch import Launch, check_kind, check_launch, identity_of
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
-from vllm_qualify.engine.parts import Part
+from vllm_qualify.engine.provision import Launch, check_kind, check_launch, identity_of
 from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_text, gpu_count
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cells import new_run_id
@@ -18,20 +17,17 @@ from vllm_qualify.plan.choice import Choice, Selection, select
 from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
-from vllm_qualify.recipe.tables import parse_version, versions
+from vllm_qualify.recipe.tables import known_versions, parse_version
 
 PORT = 8000
 DEFAULT_BRANCH = "main"
 
 
 def server_scripts(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image: str | None, runs: Path) -> Iterator[str]:
-    """The servers' scripts only, for an image with this version of vLLM, by default the newest known one.
-
-    Raises as `scripts`.
-    """
-    version = parse_version((vllm or versions()[-1]).removeprefix("v"))
+    """The servers' scripts only, for an image with this version of vLLM, by default the newest one. Raises as `scripts`."""
+    version = parse_version((vllm or known_versions()[-1]).removeprefix("v"))
     major, minor, patch = (*version.release, 0, 0)[:3]
-    kind = KINDS[_chosen(loaded, choice).variant.engine]
+    kind = KINDS[_select_cells(loaded, choice).variant.engine]
     by_default = f"vllm/vllm-openai:v{major}.{minor}.{patch}" if kind.has_client else kind.example_image
     launch = Launch(launcher="docker", image=image or by_default)
     return scripts(loaded, choice, launch, None, runs, str(version) if vllm or image is None else None, with_client=False)
@@ -50,24 +46,23 @@ def scripts(
 
     Arguments can depend on the version. It is `vllm`, that of the engine environment, or that of the image's tag.
 
-    Raises:
-        CallerError: as `select`, and for options that do not fit.
-        HostError: there is no engine environment for the process launcher.
+    Raises CallerError as `select`, and for options that do not fit; HostError if there is no engine environment for the process
+    launcher.
     """
     check_launch(launch)
-    selection = _chosen(loaded, choice)
+    selection = _select_cells(loaded, choice)
     check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image) or not with_client)
-    engine = LAUNCHERS[launch.launcher].named(launch.image, selection.gpu_type)
-    version = vllm or _version(engine, selection)
+    engine = LAUNCHERS[launch.launcher].name_engine(launch.image, selection.gpu_type)
+    version = vllm or _find_version(engine, selection)
     for profile in selection.profiles:
-        yield _script(loaded, selection, profile, engine, version, port or PORT, runs)
+        yield _write_script(loaded, selection, profile, engine, version, port or PORT, runs)
 
 
-def _chosen(loaded: LoadedRecipe, choice: Choice) -> Selection:
+def _select_cells(loaded: LoadedRecipe, choice: Choice) -> Selection:
     return select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
 
 
-def _version(engine: Engine, selection: Selection) -> str:
+def _find_version(engine: Engine, selection: Selection) -> str:
     """The version of the environment, or of the image's tag; empty if nothing depends on it."""
     layers = (selection.serving, selection.variant, *selection.profiles.values())
     depends = selection.variant.vllm or any(layer.by_version for layer in layers)
@@ -82,7 +77,7 @@ def _version(engine: Engine, selection: Selection) -> str:
     return match[1]
 
 
-def _script(
+def _write_script(
     loaded: LoadedRecipe, selection: Selection, profile: str, engine: Engine, version: str, port: int, runs: Path
 ) -> str:
     branch = selection.variant.revision or DEFAULT_BRANCH
@@ -93,33 +88,23 @@ def _script(
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / CONFIG_FILE
     command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
-    notes = [*_notes(plan, branch), *_starts(loaded, selection, profile), *_warnings(plan, version)]
-    return "\n".join([f"# {cell}", *notes, *_write_config(plan, config, port), command])
+    warnings = [f"# Warning: {warning}." for warning in generation_warnings(plan, version)]
+    folder, path, document = shlex.quote(str(config.parent)), shlex.quote(str(config)), config_text(plan, port).rstrip("\n")
+    notes = [*_note_names(plan, branch), *_note_starts(loaded, selection, profile), *warnings]
+    return "\n".join([f"# {cell}", *notes, f"mkdir -p {folder}", f"cat > {path} <<'END'", document, "END", command])
 
 
-def _notes(plan: ServerPlan, branch: str) -> list[str]:
+def _note_names(plan: ServerPlan, branch: str) -> list[str]:
     names = [] if plan.is_local else [f"{branch} becomes the commit behind it"]
     if isinstance(plan.engine, EngineImage) and plan.engine.digest is None:
         names.append(f"{plan.engine.reference} {'' if names else 'becomes '}its digest")
-    fetched = [f"# It first fetches and checks what is read of the hub: {_fetching(part)}" for part in plan.repositories]
+    downloads = [["hf", "download", part.name, "--revision", part.revision] for part in plan.repositories]
+    fetched = [f"# It first fetches and checks what is read of the hub: {shlex.join(command)}" for command in downloads]
     return [f"# When a run starts, {' and '.join(names)}.", *fetched] if names else fetched
 
 
-def _starts(loaded: LoadedRecipe, selection: Selection, profile: str) -> list[str]:
+def _note_starts(loaded: LoadedRecipe, selection: Selection, profile: str) -> list[str]:
     gates = loaded.recipe.gates_of(selection.profiles[profile])
     if selection.serving.starts == 1 or not any(gate.is_over_starts for gate in gates):
         return []
     return [f"# The server is started up to {selection.serving.starts} times, for the gates against the baseline."]
-
-
-def _warnings(plan: ServerPlan, version: str) -> list[str]:
-    return [f"# Warning: {warning}." for warning in generation_warnings(plan, version)]
-
-
-def _fetching(part: Part) -> str:
-    return shlex.join(["hf", "download", part.name, "--revision", part.revision])
-
-
-def _write_config(plan: ServerPlan, config: Path, port: int) -> list[str]:
-    path = shlex.quote(str(config))
-    return [f"mkdir -p {shlex.quote(str(config.parent))}", f"cat > {path} <<'END'", config_text(plan, port).rstrip("\n"), "END"]

@@ -10,6 +10,7 @@ change what clients get, and neither loads nor the scores of tasks without `samp
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ NEWER_PENALTIES, PENALTIES_SINCE = ("presence_penalty", "frequency_penalty"), Ve
 LENGTH = "max_new_tokens"
 DEFAULT_LENGTH_SINCE = Version("0.17")
 MOST_BYTES = 1_000_000
+OF_PENALTIES = "which changes every reply, scores and loads too, also at temperature 0"
+OF_SAMPLING = "for requests that do not set it; loads, and tasks without `sampling`, ask at temperature 0 and do not show this"
 
 
 def generation_warnings(server: ServerPlan, version: str) -> list[str]:
@@ -39,15 +42,21 @@ def generation_warnings(server: ServerPlan, version: str) -> list[str]:
 
     `version` is vLLM's, or empty if it is not known yet.
     """
-    file = _file(server)
+    file = _find_file(server)
     if server.kind != VLLM or file is None or not file.is_file():
         return []
-    known = _parsed(version)
-    values = _values(file) if file.stat().st_size <= MOST_BYTES else None
-    if values is None:
+    known = _parse_version(version)
+    document = _read_document(file)
+    if document is None:
         return [f"the model's {NAME} is no JSON object that vLLM could read"]
-    own = {name: value for name, value in values.items() if name not in _overridden(server)}
-    lines = [*_of_length(own, known), *_of_penalties(own, known), *_of_sampling(own)]
+    overridden = {name.partition(".")[0] for name in _override_of(server)}
+    own = {name: value for name, value in document.items() if _is_number(value) and name not in overridden}
+    is_newer = known is None or known >= PENALTIES_SINCE
+    penalties = {name: PENALTIES[name] for name in PENALTIES if is_newer or name not in NEWER_PENALTIES}
+    lines = _warn_of_length(own, known)
+    for neutral, effect in ((penalties, OF_PENALTIES), (SAMPLING, OF_SAMPLING)):
+        changes = [f"{name} {own[name]:g}" for name, value in neutral.items() if own.get(name, value) != value]
+        lines += [f"{', '.join(changes)}, {effect}"] if changes else []
     return [f"the model's {NAME} has {line}; {REMEDY}" for line in lines]
 
 
@@ -56,21 +65,19 @@ def recommended_sampling(server: ServerPlan, place: str) -> Sampling:
 
     The file is fetched if it is not on this machine. A file that says `do_sample` without a temperature means 1, as vLLM does.
 
-    Raises:
-        CallerError: the server leaves the file aside, it recommends nothing, or its numbers are none of sampling.
-        HostError: the hub does not answer.
+    Raises CallerError if the server leaves the file aside, it recommends nothing, or its numbers are none of sampling;
+    HostError if the hub does not answer.
     """
     remedy = "write the numbers of the model's card instead, like `sampling: {temperature: 0.6, top_p: 0.95}`"
-    file = _file(server)
+    file = _find_file(server)
     if file is None:
         raise CallerError(f"the server does not read the model's own {NAME}, by its options", remedy, place)
     if not server.is_local and not file.is_file():
         fetch_configuration(server.model, server.revision, place)
-        file = _file(server) or file
-    has_file = file.is_file() and file.stat().st_size <= MOST_BYTES
-    document = (_document(file) or {}) if has_file else {}
+        file = _find_file(server) or file
+    document = (_read_document(file) if file.is_file() else None) or {}
     known = (*SAMPLING, *PENALTIES)
-    given = {name: value for name, value in (document | _given(server)).items() if name in known and value is not None}
+    given = {name: value for name, value in (document | _override_of(server)).items() if name in known and value is not None}
     if not given and document.get("do_sample") is not True:
         raise CallerError(f"the model has no {NAME} that recommends how to sample", remedy, place)
     try:
@@ -81,7 +88,7 @@ def recommended_sampling(server: ServerPlan, place: str) -> Sampling:
         raise CallerError(problem, remedy, place) from error
 
 
-def _file(server: ServerPlan) -> Path | None:
+def _find_file(server: ServerPlan) -> Path | None:
     """Where the file would be on this machine; None if the server reads no such file, or that of another repository."""
     named = server.arguments.get(OPTION, "auto")
     if named == "vllm" or "hf-config-path" in server.arguments:
@@ -90,25 +97,17 @@ def _file(server: ServerPlan) -> Path | None:
         return Path(str(named), NAME) if Path(str(named)).is_absolute() else None
     if server.revision is None:
         return Path(server.model, NAME)
-    folder = cache_folder() / folder_name(server.model)
-    return folder / "snapshots" / _commit(folder / "refs" / server.revision, server.revision) / NAME
+    folder, commit = cache_folder() / folder_name(server.model), server.revision
+    # What the cache has no branch of is a commit.
+    with suppress(OSError, ValueError):
+        commit = (folder / "refs" / server.revision).read_text(encoding="ascii").strip()
+    return folder / "snapshots" / commit / NAME
 
 
-def _commit(branch: Path, revision: str) -> str:
-    """The commit that the cache has of a branch; else the revision, which is a commit."""
-    try:
-        return branch.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return revision
-
-
-def _values(file: Path) -> dict[str, float] | None:
-    """The file's numbers; None if it is no JSON object."""
-    document = _document(file)
-    return None if document is None else {name: value for name, value in document.items() if _is_number(value)}
-
-
-def _document(file: Path) -> dict[str, Any] | None:
+def _read_document(file: Path) -> dict[str, Any] | None:
+    """None if the file is too large, or no JSON object."""
+    if file.stat().st_size > MOST_BYTES:
+        return None
     try:
         document: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -120,12 +119,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _overridden(server: ServerPlan) -> set[str]:
-    """The names that the recipe itself sets."""
-    return {name.partition(".")[0] for name in _given(server)}
-
-
-def _given(server: ServerPlan) -> dict[str, Any]:
+def _override_of(server: ServerPlan) -> dict[str, Any]:
     """What the recipe itself sets."""
     given: Any = server.arguments.get(OVERRIDE, {})
     try:
@@ -135,14 +129,14 @@ def _given(server: ServerPlan) -> dict[str, Any]:
     return {str(name): value for name, value in given.items()} if isinstance(given, dict) else {}
 
 
-def _parsed(version: str) -> Version | None:
+def _parse_version(version: str) -> Version | None:
     try:
         return Version(version)
     except InvalidVersion:
         return None
 
 
-def _of_length(own: dict[str, float], version: Version | None) -> list[str]:
+def _warn_of_length(own: dict[str, float], version: Version | None) -> list[str]:
     if LENGTH not in own:
         return []
     if version is None:
@@ -152,20 +146,3 @@ def _of_length(own: dict[str, float], version: Version | None) -> list[str]:
     else:
         effect = "where replies to requests without max_tokens end; all requests of vllm-qualify have one"
     return [f"{LENGTH} {own[LENGTH]:g}, {effect}"]
-
-
-def _of_penalties(own: dict[str, float], version: Version | None) -> list[str]:
-    is_newer = version is None or version >= PENALTIES_SINCE
-    read = {name: PENALTIES[name] for name in PENALTIES if is_newer or name not in NEWER_PENALTIES}
-    given = _unlike(own, read)
-    return [f"{given}, which changes every reply, scores and loads too, also at temperature 0"] if given else []
-
-
-def _of_sampling(own: dict[str, float]) -> list[str]:
-    given = _unlike(own, SAMPLING)
-    why = "for requests that do not set it; loads, and tasks without `sampling`, ask at temperature 0 and do not show this"
-    return [f"{given}, {why}"] if given else []
-
-
-def _unlike(own: dict[str, float], neutral: dict[str, float]) -> str:
-    return ", ".join(f"{name} {own[name]:g}" for name, value in neutral.items() if own.get(name, value) != value)

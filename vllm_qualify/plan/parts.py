@@ -9,8 +9,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.engine.environment import content_digest, file_digest
 from vllm_qualify.engine.hub import Repository, cache_folder, check_files, find_repository, folder_name
-from vllm_qualify.engine.parts import MODEL, Part
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.errors import CallerError, HostError, writing
 
 PLACE = "check"
@@ -22,11 +21,13 @@ _DRAFTS = ("model", "speculative_model", "speculative_model_dir")
 def with_parts(server: ServerPlan, model: Repository | None) -> ServerPlan:
     """The server with each of its parts at a commit or a digest. `model` is the hub's repository of its model, if it has one.
 
-    Raises:
-        CallerError: an option names a repository that its engine would read at no fixed commit, or the hub has no such one.
-        HostError: the hub does not answer, or a file cannot be read.
+    Raises CallerError if an option names a repository that its engine would read at no fixed commit, or the hub has no such
+    one; HostError if the hub does not answer, or a file cannot be read.
     """
-    return server.model_copy(update={"parts": list(_parts(server, model))})
+    kind, parts = server.engine_kind, [_hub_part(MODEL, model)] if model else []
+    for option, name in _texts_named(server, (*kind.repositories, *kind.unpinned, *kind.files)):
+        parts += _part_named(server, option, name)
+    return server.model_copy(update={"parts": [*parts, *_draft_parts(server)]})
 
 
 def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
@@ -34,9 +35,8 @@ def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
 
     `revision` is that of its release.
 
-    Raises:
-        HostError: a folder or a file of this machine is not what the plan says.
-        HubError: a file of a repository is not what the hub has.
+    Raises HostError if a folder or a file of this machine is not what the plan says; HubError if a file of a repository is not
+    what the hub has.
     """
     for part in server.repositories:
         if part.files:
@@ -46,7 +46,7 @@ def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
     files = [(part.name, part.revision) for part in server.parts if not part.is_of_the_hub]
     for name, digest in (*own, *files):
         with writing(place):
-            is_same = _digest(Path(name).expanduser()) == digest
+            is_same = _digest_of(Path(name).expanduser()) == digest
         if not is_same:
             problem = f"{name} was changed while it was served, so nothing shows what was measured"
             raise HostError(problem, "find out who writes there, and qualify again", place, kind="model-changed")
@@ -55,23 +55,23 @@ def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
 def repositories_named(server: ServerPlan) -> Iterator[tuple[str, str]]:
     """Each option that names a repository of the hub besides the model's own, with that repository."""
     kind = server.engine_kind
-    for option, name in _named(server, (*kind.repositories, *kind.unpinned)):
+    for option, name in _texts_named(server, (*kind.repositories, *kind.unpinned)):
         if _REPOSITORY.fullmatch(name):
             yield option, name
-    for _, name in _drafts(server):
+    for _, name in _draft_names(server):
         yield kind.speculative, name
 
 
 def texts_of(value: JsonValue) -> list[str]:
     """Each text in an option's value, however deep; of `NAME=PATH` the path, and of JSON text the texts in it."""
     if isinstance(value, str):
-        parsed = _parsed(value)
+        parsed = _parse_json(value)
         return [value.partition("=")[2] or value] if parsed is None else texts_of(parsed)
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for each in inner for text in texts_of(each)]
 
 
-def _parsed(text: str) -> JsonValue:
+def _parse_json(text: str) -> JsonValue:
     """The mapping or list that a JSON text is; None if it is another text."""
     try:
         value: JsonValue = json.loads(text) if text.lstrip()[:1] in ("{", "[") else None
@@ -80,36 +80,27 @@ def _parsed(text: str) -> JsonValue:
     return value
 
 
-def _parts(server: ServerPlan, model: Repository | None) -> Iterator[Part]:
-    if model is not None:
-        yield _of_the_hub(MODEL, model)
-    kind = server.engine_kind
-    for option, name in _named(server, (*kind.repositories, *kind.unpinned, *kind.files)):
-        yield from _named_by(server, option, name)
-    yield from _draft(server)
-
-
-def _named(server: ServerPlan, options: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _texts_named(server: ServerPlan, options: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Each text of these options, and of single fields of them, that is not the model's name; each once."""
     given = [name for option in options for name in server.arguments if name.partition(".")[0] == option]
     texts = dict.fromkeys((option, text) for option in given for text in texts_of(server.arguments[option]))
     yield from (each for each in texts if each[1] != server.model)
 
 
-def _named_by(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
+def _part_named(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
     """What an option names. In a container a path is one of the image, whose digest covers it."""
     path, kind = Path(name).expanduser(), server.engine_kind
     if not server.in_container and _is_there(path):
-        yield Part(option=option, name=name, revision=_digest(path))
+        yield Part(option=option, name=name, revision=_digest_of(path))
     elif not _REPOSITORY.fullmatch(name):
         return
     elif option.partition(".")[0] in kind.repositories:
-        yield _of_the_hub(option, find_repository(name, None, PLACE))
+        yield _hub_part(option, find_repository(name, None, PLACE))
     elif option.partition(".")[0] in kind.unpinned:
         raise _cannot_be_pinned(server, option, name)
 
 
-def _digest(path: Path) -> str:
+def _digest_of(path: Path) -> str:
     return content_digest(path) if path.is_dir() else file_digest(path)
 
 
@@ -121,19 +112,19 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def _draft(server: ServerPlan) -> Iterator[Part]:
+def _draft_parts(server: ServerPlan) -> Iterator[Part]:
     option = server.engine_kind.speculative
     if server.draft is not None and server.draft_digest is not None:
         yield Part(option=option, name=str(server.draft), revision=server.draft_digest)
-    for key, name in _drafts(server):
+    for key, name in _draft_names(server):
         if not server.engine_kind.pins_draft:
             raise _cannot_be_pinned(server, f"{option}.{key}", name)
         speculative = server.arguments[option]
         revision = speculative.get("revision") if isinstance(speculative, dict) else None
-        yield _of_the_hub(option, find_repository(name, _text(revision), PLACE))
+        yield _hub_part(option, find_repository(name, revision if isinstance(revision, str) else None, PLACE))
 
 
-def _drafts(server: ServerPlan) -> Iterator[tuple[str, str]]:
+def _draft_names(server: ServerPlan) -> Iterator[tuple[str, str]]:
     """Each key of the speculative decoding that names a repository of the hub, with that repository."""
     speculative = server.arguments.get(server.engine_kind.speculative)
     if not isinstance(speculative, dict) or server.draft is not None:
@@ -144,12 +135,8 @@ def _drafts(server: ServerPlan) -> Iterator[tuple[str, str]]:
             yield key, name
 
 
-def _of_the_hub(option: str, repository: Repository) -> Part:
+def _hub_part(option: str, repository: Repository) -> Part:
     return Part(option=option, name=repository.name, revision=repository.commit, files=repository.files)
-
-
-def _text(value: JsonValue) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _cannot_be_pinned(server: ServerPlan, option: str, name: str) -> CallerError:

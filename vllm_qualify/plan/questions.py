@@ -23,12 +23,11 @@ def file_of(given: Path | None, task: str) -> Path | None:
 def check_questions(given: Path) -> None:
     """Check a file or folder before anything starts. Which tasks a group has is known only to lm-eval.
 
-    Raises:
-        HostError: there is nothing.
-        CallerError: it is too large, or the folder has something else than plain files of tasks.
+    Raises HostError if there is nothing; CallerError if it is too large, or the folder has something else than plain files of
+    tasks.
     """
     if given.is_dir():
-        size = sum(_size_in(given, entry) for entry in _entries(given))
+        size = sum(_size_in(given, entry) for entry in _list_entries(given))
     elif given.is_file():
         size = given.stat().st_size
     else:
@@ -38,7 +37,7 @@ def check_questions(given: Path) -> None:
         raise CallerError(problem, "leave questions out: num_questions says how many are asked", str(given))
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         found = list(islice(entries, MOST_FILES + 1))
     if not found:

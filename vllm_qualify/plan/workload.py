@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,26 +10,29 @@ from pydantic import ValidationError
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
-from vllm_qualify.plan.context import check_length
 from vllm_qualify.plan.generation import recommended_sampling
 from vllm_qualify.plan.questions import check_questions
+from vllm_qualify.recipe.accuracy import Accuracy, Likelihood
 from vllm_qualify.recipe.gates import Gate
+from vllm_qualify.recipe.load import Load, LoadSettings
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
+from vllm_qualify.recipe.searches import Fit
+from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.traces.reading import read_trace
-from vllm_qualify.recipe.workload import Accuracy, Fit, Likelihood, Load, LoadSettings
 
 # Questions asked at once: as many as the server runs at once, if the recipe says so, and no more than a client can send.
 CONCURRENT_BY_DEFAULT, MOST_CONCURRENT = 64, 256
+MAX_LEN = "max-model-len"
+# vLLM's `human_readable_int`: small letters are decimal, capital ones binary.
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | None, gates: list[Gate]) -> TaskPlan:
     """The plan of a task; without a server, only its files are checked.
 
-    Raises:
-        HostError: a file or folder that the settings name is not there, or the hub does not answer.
-        CallerError: the model recommends no sampling, a folder of questions is none, or the task's context is longer than the
-            server takes.
+    Raises HostError if a file or folder that the settings name is not there, or the hub does not answer; CallerError if the
+    model recommends no sampling, a folder of questions is none, or the task's context is longer than the server takes.
     """
     if server and settings.context_tok:
         check_length(server, settings.context_tok, settings.task, f"accuracy.{settings.task}")
@@ -40,7 +44,6 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
     if folder and not folder.is_dir():
         raise HostError(f"no tasks at {folder}", "restore the folder, or mend accuracy.task_folder in the recipe", "check")
     is_models = settings.sampling == "model"
-    compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
     recommended = recommended_sampling(server, f"accuracy.{settings.task}.sampling") if server and is_models else None
     least = settings.samples_per_question
     if recommended and recommended.is_greedy and least > 1:
@@ -49,12 +52,18 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
     return TaskPlan(
         settings=settings,
         num_concurrent=num_concurrent(settings, server),
-        repetitions=settings.most_repetitions if compared else least,
+        repetitions=repetitions_of(settings, gates),
         sequential=settings.sequential,
         questions=questions,
         folder=folder,
         recommended=recommended,
     )
+
+
+def repetitions_of(settings: Accuracy, gates: list[Gate]) -> int:
+    """How often all questions are asked at most in one start of the server."""
+    is_compared = any(gate.task == settings.task and gate.against == "answers" for gate in gates)
+    return settings.most_repetitions if is_compared else settings.samples_per_question
 
 
 def num_concurrent(settings: Accuracy, server: ServerPlan | None) -> int:
@@ -67,9 +76,8 @@ def likelihood_plan(
 ) -> LikelihoodPlan | None:
     """None if the recipe asks for no likelihoods, or if the engine gives none and no gate needs them.
 
-    Raises:
-        RecipeError: a gate needs likelihoods, and the engine gives none.
-        CallerError, HostError: the file of texts is not there, or is no such file.
+    Raises RecipeError if a gate needs likelihoods, and the engine gives none; CallerError, HostError if the file of texts is
+    not there, or is no such file.
     """
     if settings is None:
         return None
@@ -90,39 +98,37 @@ def likelihood_plan(
 def load_plan(loaded: LoadedRecipe, name: str, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
     """The load of the profile of this name on a server.
 
-    Raises:
-        CallerError: the number of clients is unknown, prompts are too few, or requests are longer than the server takes.
-        HostError: the file of prompts is not there.
+    Raises CallerError if the number of clients is unknown, prompts are too few, or requests are longer than the server takes;
+    HostError if the file of prompts is not there.
     """
     make = _trace_plan if profile.load.trace else _load_plan
     return make(loaded, profile, gates, server, place).model_copy(update={"seeded_by": name})
 
 
 def _load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
-    """Raises as `load_plan`."""
-    clients, option = profile.load.clients(most_clients(server, profile.fit)), server.engine_kind.concurrency
+    clients, option = profile.load.count_clients(most_clients(server, profile.fit)), server.engine_kind.concurrency
     if clients is None:
-        raise CallerError(
-            "the number of clients is not given",
-            f"give max_concurrency, or the server its {option}, which it follows",
-            f"{place}.max_concurrency",
-        )
+        remedy = f"give max_concurrency, or the server its {option}, which it follows"
+        raise CallerError("the number of clients is not given", remedy, f"{place}.max_concurrency")
     try:
-        load = profile.load.of(clients, prompts_needed(profile.load, gates))
+        load = profile.load.make_load(clients, prompts_needed(profile.load, gates))
     except ValidationError as error:
-        raise CallerError(
-            f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's {option}",
-            f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}",
-            f"{place}.num_prompts",
-        ) from error
+        problem = f"{profile.load.num_prompts} prompts are too few for {clients} clients, as many as the server's {option}"
+        remedy = f"leave it out, or mend it: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        raise CallerError(problem, remedy, f"{place}.num_prompts") from error
     if load.longest_tok is not None:
         check_length(server, load.longest_tok, "the longest request", place)
     prompts = workload_file(loaded, profile.load)
-    return load.model_copy(update={"prompts_sha256": _digest_of(prompts, load)}) if prompts else load
+    if prompts is None:
+        return load
+    digest, lines = _digest_of_lines(prompts, "prompts", "load", "prompt")
+    if lines < load.num_prompts:
+        problem = f"it has {lines} prompts, and the load asks {load.num_prompts}: some would come twice"
+        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
+    return load.model_copy(update={"prompts_sha256": digest})
 
 
 def _trace_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:
-    """Raises as `load_plan`."""
     settings = profile.load
     file = loaded.path(str(settings.trace))
     read = read_trace(file, most=settings.num_prompts, speed=settings.trace_speed)
@@ -137,7 +143,7 @@ def _trace_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], serve
     longest = max(range(count), key=lambda at: trace.input_toks[at] + trace.output_toks[at])
     tokens = trace.input_toks[longest] + trace.output_toks[longest]
     check_length(server, tokens, f"the request in line {read.lines[longest]}", str(file))
-    load = settings.model_copy(update={"num_prompts": count}).of(None, 1)
+    load = settings.model_copy(update={"num_prompts": count}).make_load(None, 1)
     return load.model_copy(update={"prompts_sha256": trace.digest})
 
 
@@ -153,15 +159,6 @@ def prompts_needed(settings: LoadSettings, gates: list[Gate]) -> int:
 def workload_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
     """The file of prompts or the trace, if the workload has one."""
     return loaded.path(settings.file) if settings.file else None
-
-
-def _digest_of(prompts: Path, load: Load) -> str:
-    """Raises HostError without the file; CallerError if a line has no prompt, or prompts would come twice."""
-    digest, lines = _digest_of_lines(prompts, "prompts", "load", "prompt")
-    if lines < load.num_prompts:
-        problem = f"it has {lines} prompts, and the load asks {load.num_prompts}: some would come twice"
-        raise CallerError(problem, "add prompts, or lower num_prompts", str(prompts))
-    return digest
 
 
 def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str, int]:
@@ -187,3 +184,45 @@ def _has_text(line: bytes, key: str) -> bool:
     except ValueError:
         return False
     return isinstance(row, dict) and isinstance(row.get(key), str) and bool(row[key])
+
+
+def check_length(server: ServerPlan, longest_tok: int, asked: str, place: str) -> None:
+    """Raises CallerError if `longest_tok`, prompt and reply, are more than a server is known to take before it starts.
+
+    `asked` says what has so many.
+    """
+    limit = _limit_of(server)
+    if limit is not None and longest_tok > limit[0]:
+        problem = f"{asked} has {longest_tok:,} tokens, prompt and reply, and {limit[1]} {limit[0]:,}"
+        raise CallerError(problem, f"shorten it, or serve a longer context: {MAX_LEN}, as far as the model goes", place)
+
+
+def _limit_of(server: ServerPlan) -> tuple[int, str] | None:
+    """The most tokens of a request, and what says so; None if only the engine knows."""
+    if server.kind != VLLM:
+        return None
+    # As vLLM reads a number of tokens; no number is one like `auto`.
+    given = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgG]?)", str(server.arguments.get(MAX_LEN)))
+    if given:
+        return int(float(given[1]) * UNITS[given[2]]), f"{MAX_LEN} is"
+    of_model = _limit_of_model(server) if MAX_LEN not in server.arguments and server.is_local else None
+    return None if of_model is None else (of_model, "max_position_embeddings of the model's config.json is")
+
+
+def _limit_of_model(server: ServerPlan) -> int | None:
+    """Of a model in a folder. A stretched one and one of several parts are left to the engine."""
+    (folder, *_) = server.local_paths
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        # The engine tells what is wrong with it.
+        return None
+    if not isinstance(config, dict) or any(_is_stretched(config.get(name)) for name in ("rope_scaling", "rope_parameters")):
+        return None
+    most = config.get("max_position_embeddings")
+    return most if type(most) is int and most > 0 else None
+
+
+def _is_stretched(rope: object) -> bool:
+    """Whether a configuration of rotary embeddings, or what is in its place, changes how far they go."""
+    return bool(rope) and not (isinstance(rope, dict) and rope.get("rope_type") == "default")

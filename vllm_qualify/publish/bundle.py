@@ -4,25 +4,23 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreBusyError, StoreError
-from vllm_qualify.evidence.measurement import EvidenceFile, Interval
+from vllm_qualify.evidence.measurement import EvidenceFile, Interval, describe
 from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
-from vllm_qualify.publish.layout import begin, put_place
+from vllm_qualify.publish.layout import begin, manifest_key, put_place
 from vllm_qualify.publish.order import next_number
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import MissingObjectError, Store
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
 
-MANIFEST_VERSION: Literal[2] = 2
-_OUTCOMES_OF_VERSION_1 = {"approved": "passed", "not approved": "not passed"}
 TYPES = {
     ".css": "text/css",
     ".html": "text/html; charset=utf-8",
@@ -76,26 +74,24 @@ class ReleaseTry(Frozen):
 
 
 class ManifestHead(Frozen):
-    """A run and its outcome. A run that `establishes` was made to be a baseline, and with `new_anchor` also an anchor.
-
-    `anchor` is the run that it was held against for good. `chance` is the cell's p-value: see `judge.chance`.
-
-    `sequence` is the number that `publish` got for it from the store: see `order`. Older manifests have none, and no summary.
-    `starts` is what each start of the server showed of what is compared; older manifests have none.
-    `tried` is None for what is no try of a release: a run that becomes a baseline, or is judged again.
-    """
+    """A run and its outcome."""
 
     run_id: str
     cell: str
     outcome: Outcome
     establishes: bool = False
+    """Whether the run was made to be a baseline."""
     new_anchor: bool = False
+    """Whether the run was made to be an anchor too."""
     anchor: str | None = None
+    """The run that it was held against for good."""
     chance: CellChance | None = None
-    summary: Summary | None = None
+    """The cell's p-value: see `judge.chance`."""
+    summary: Summary
     tried: ReleaseTry | None = None
-    sequence: Count | None = None
+    """None for a run that is no try of a release: it becomes a baseline, or was judged again."""
     starts: Annotated[list[StartMeans], Field(max_length=MOST_MEANS)] = []
+    """What each start of the server showed of each metric that is compared."""
 
     @property
     def is_baseline(self) -> bool:
@@ -105,16 +101,10 @@ class ManifestHead(Frozen):
 class Manifest(ManifestHead):
     """All objects of a run. A run without a manifest was not published completely, and does not count."""
 
-    manifest_version: Literal[1, 2] = MANIFEST_VERSION
+    manifest_version: Literal[2] = 2
+    sequence: Count
+    """The number that `publish` got for the run from the store: see `order`."""
     objects: list[StoredObject]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_1(cls, given: Any) -> Any:
-        """Version 1 had other words for the outcome. Approvals that were signed then still hold."""
-        if isinstance(given, dict) and given.get("manifest_version") == 1:
-            return given | {"outcome": _OUTCOMES_OF_VERSION_1.get(str(given.get("outcome")))}
-        return given
 
 
 class UnreadableError(StoreError):
@@ -126,11 +116,17 @@ def read_manifest(store: Store, key: str) -> Manifest:
     try:
         return Manifest.model_validate_json(store.get(key))
     except ValidationError as error:
-        raise UnreadableError(
-            f"not a manifest of a known version: {error.errors()[0]['msg']}",
-            "read it with a newer version of vllm-qualify; if that does not, do not trust this run",
-            store.locate(key),
-        ) from error
+        problem = f"not a manifest of a known version: {error.errors()[0]['msg']}"
+        remedy = "read it with a newer version of vllm-qualify; if that does not, do not trust this run"
+        raise UnreadableError(problem, remedy, store.locate(key)) from error
+
+
+def find_manifest(store: Store, cell: str, run_id: str) -> Manifest | None:
+    """None if the run was not published whole. Raises as `read_manifest`."""
+    try:
+        return read_manifest(store, manifest_key(cell, run_id))
+    except MissingObjectError:
+        return None
 
 
 def evidence_key(file: EvidenceFile) -> str:
@@ -149,15 +145,12 @@ def publish(
 ) -> str:
     """Store a run and return the manifest's location. `announce` is called before evidence is written.
 
-    A second call with the same content completes what a first one left unfinished.
-
-    Raises:
-        StoreBusyError: the store is being pruned.
-        HostError: an evidence file is missing or is not what was measured.
-        StoreError: the store refused. Objects that were already written do no harm, because the manifest is written last.
+    A second call with the same content completes what a first one left unfinished. Raises StoreBusyError while the store is
+    pruned, HostError if an evidence file is missing or not what was measured, and StoreError if the store refuses: objects that
+    were already written do no harm, because the manifest is written last.
     """
     key = f"{prefix}/manifest.json"
-    written = [_put(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    written = [_put_object(store, f"{prefix}/{name}", body) for name, body in documents.items()]
     begin(store)
     check_open(store)
     if _is_whole(store, key, prefix, files, documents):
@@ -175,8 +168,9 @@ def publish(
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    manifest = Manifest(**head.model_dump() | {"sequence": _sequence(store, head.cell, key)}, objects=stored)
-    _put(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
+    number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell)
+    manifest = Manifest(**head.model_dump(), sequence=number, objects=stored)
+    _put_object(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)
 
 
@@ -189,30 +183,28 @@ def _is_whole(store: Store, key: str, prefix: str, files: Iterable[EvidenceFile]
     return {stored.key: stored.sha256 for stored in read_manifest(store, key).objects} == own
 
 
-def _sequence(store: Store, cell: str, manifest: str) -> int | None:
-    """The run's number in the order of its cell; if its manifest is there already, that manifest's."""
-    return read_manifest(store, manifest).sequence if store.exists(manifest) else next_number(store, cell)
-
-
 def put_evidence(store: Store, evidence: Path, file: EvidenceFile) -> StoredObject:
     """Store a file of the folder `evidence`, unless the store has it. Raises the same as `publish`."""
-    return _put(store, evidence_key(file), _evidence_bytes(evidence, file))
-
-
-def _evidence_bytes(folder: Path, file: EvidenceFile) -> bytes:
-    path = folder / file.path
+    path = evidence / file.path
     try:
         body = path.read_bytes()
     except OSError as error:
-        raise HostError(
-            f"evidence cannot be read: {error.strerror}", "restore it or run the qualification again", str(path)
-        ) from error
+        problem = f"evidence cannot be read: {error.strerror}"
+        raise HostError(problem, "restore it or run the qualification again", str(path)) from error
     if hashlib.sha256(body).hexdigest() != file.sha256:
         raise HostError("evidence was changed after it was measured", "run the qualification again", str(path))
-    return body
+    return _put_object(store, evidence_key(file), body)
 
 
-def _put(store: Store, key: str, body: bytes) -> StoredObject:
+def write_evidence(folder: Path, file: EvidenceFile, body: bytes) -> bool:
+    """Write a file of evidence below a folder. Returns whether it is what was measured."""
+    path = folder / file.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(body)
+    return describe(path, folder) == file
+
+
+def _put_object(store: Store, key: str, body: bytes) -> StoredObject:
     try:
         store.put_new(key, body, TYPES.get(PurePosixPath(key).suffix, PLAIN))
     except AlreadyExistsError:

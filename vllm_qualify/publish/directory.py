@@ -14,22 +14,8 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
-from vllm_qualify.publish.store import (
-    PLACE,
-    PROBE_BODY,
-    PROBE_KEY,
-    SWAP_PROBE_KEY,
-    Stored,
-    already_exists,
-    changed,
-    checked_key,
-    checked_prefix,
-    listed,
-    missing,
-    present,
-    require_create_only,
-    require_swap,
-)
+from vllm_qualify.publish import store
+from vllm_qualify.publish.store import PLACE, Stored, checked_key
 
 LOCK_WAIT_S = 30.0
 # The first pause is as long as a small write, and each is twice the one before, up to the longest.
@@ -65,49 +51,49 @@ class DirectoryStore:
     def __init__(self, directory: Path) -> None:
         self._root = directory
         # What was read last: to compare it with what a swap finds is faster than to hash that again.
-        self._last = Stored(b"", _tag(b""))
+        self._last = Stored(b"", _content_tag(b""))
 
     @property
     def url(self) -> str:
         return self._root.as_uri()
 
     def locate(self, key: str) -> str:
-        return str(self._path(key))
+        return str(self._path_of_key(key))
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:  # noqa: ARG002  # files have no content type
-        path = self._path(key)
+        path = self._path_of_key(key)
         with _as_store_errors(path):
             # Saves the write: most objects that are put again exist already. The link still decides.
             if os.path.lexists(path):
-                raise already_exists(str(path))
-        _write(path, body, _link)
+                raise store.already_exists(str(path))
+        _write_file(path, body, _link_file)
 
     def get(self, key: str) -> bytes:
-        return self._body(self._path(key))
+        return self._read_body(self._path_of_key(key))
 
     def read(self, key: str) -> Stored:
-        return self._read(self._path(key))
+        return self._read_stored(self._path_of_key(key))
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:  # noqa: ARG002  # as above
-        self._swap(self._path(key), body, tag)
+        self._swap_file(self._path_of_key(key), body, tag)
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = self._path_of_key(key)
         with _as_store_errors(path):
             self._require_root()
             path.unlink(missing_ok=True)
 
     def exists(self, key: str) -> bool:
-        path = self._path(key)
+        path = self._path_of_key(key)
         with _as_store_errors(path):
             self._require_root()
             return path.is_file()
 
     def keys(self, prefix: str) -> Iterator[str]:
-        folder = self._root / checked_prefix(prefix).rpartition("/")[0]
+        folder = self._root / store.checked_prefix(prefix).rpartition("/")[0]
         with _as_store_errors(folder):
             self._require_root()
-            return listed(self._files_below(folder), prefix)
+            return store.sorted_keys(self._files_below(folder), prefix)
 
     def now(self) -> datetime:
         with _as_store_errors(self._root):
@@ -122,14 +108,14 @@ class DirectoryStore:
                 path.unlink(missing_ok=True)
 
     def check(self) -> None:
-        probe, swapped = self._root / PROBE_KEY, self._root / SWAP_PROBE_KEY
-        require_create_only(lambda: _write(probe, PROBE_BODY, _link), self.url)
-        require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, tag), self.url)
+        probe, swapped = self._root / store.PROBE_KEY, self._root / store.SWAP_PROBE_KEY
+        store.require_create_only(lambda: _write_file(probe, store.PROBE_BODY, _link_file), self.url)
+        store.require_swap(lambda: self._read_stored(swapped), lambda body, tag: self._swap_file(swapped, body, tag), self.url)
         with _as_store_errors(self._root):
             os.listdir(self._root)
-        present(self)
+        store.checked_now(self)
 
-    def _path(self, key: str) -> Path:
+    def _path_of_key(self, key: str) -> Path:
         return self._root / checked_key(key)
 
     def _require_root(self) -> None:
@@ -139,54 +125,51 @@ class DirectoryStore:
     def _files_below(self, folder: Path) -> Iterator[str]:
         if not folder.is_dir():
             return
-        for parent, _, names in os.walk(folder, onerror=_raise):
+        for parent, _, names in os.walk(folder, onerror=_raise_error):
             for name in names:
                 yield Path(parent, name).relative_to(self._root).as_posix()
 
-    def _read(self, path: Path) -> Stored:
-        body = self._body(path)
-        self._last = stored = Stored(body, _tag(body))
+    def _read_stored(self, path: Path) -> Stored:
+        body = self._read_body(path)
+        self._last = stored = Stored(body, _content_tag(body))
         return stored
 
-    def _body(self, path: Path) -> bytes:
+    def _read_body(self, path: Path) -> bytes:
         with _as_store_errors(path):
             try:
                 return read_file(path)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
-                raise missing(str(path)) from None
+                raise store.missing_error(str(path)) from None
 
-    def _swap(self, path: Path, body: bytes, tag: str | None) -> None:
-        with _as_store_errors(path), self._locked(path, lambda: self._require_tag(path, tag)):
+    def _swap_file(self, path: Path, body: bytes, tag: str | None) -> None:
+        with _as_store_errors(path), self._hold_lock(path, lambda: self._require_tag(path, tag)):
             self._require_tag(path, tag)
-            if tag is None:
-                _write_first(path, body)
-            else:
-                _write(path, body, _replace)
+            try:
+                _write_file(path, body, _link_file if tag is None else _replace_file)
+            except AlreadyExistsError:
+                # `put_new` takes no lock, so it can come first.
+                raise store.changed_error(str(path)) from None
 
     def _require_tag(self, path: Path, tag: str | None) -> None:
-        if self._tag_of(path) != tag:
-            raise changed(str(path))
-
-    def _tag_of(self, path: Path) -> str | None:
-        try:
-            there = read_file(path)
-        except FileNotFoundError:
-            return None
-        last = self._last
-        return last.tag if there == last.body else _tag(there)
+        found = None
+        with suppress(FileNotFoundError):
+            there, last = read_file(path), self._last
+            found = last.tag if there == last.body else _content_tag(there)
+        if found != tag:
+            raise store.changed_error(str(path))
 
     @contextmanager
-    def _locked(self, path: Path, look: Callable[[], None]) -> Iterator[None]:
+    def _hold_lock(self, path: Path, look: Callable[[], None]) -> Iterator[None]:
         """While others hold the lock, `look` is called, which may raise: who is too late need not wait for it."""
-        lock = self._root / ".locks" / _tag(str(path.relative_to(self._root)).encode())
+        lock = self._root / ".locks" / _content_tag(str(path.relative_to(self._root)).encode())
         lock.parent.mkdir(parents=True, exist_ok=True)
         with open(lock, "ab") as file:
             _wait_for(file, path, look)
             yield
 
 
-def _tag(body: bytes) -> str:
+def _content_tag(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
@@ -204,7 +187,7 @@ def _wait_for(file: BinaryIO, path: Path, look: Callable[[], None]) -> None:
         pause_s = min(2 * pause_s, LONGEST_LOCK_POLL_S)
 
 
-def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
+def _write_file(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None:
     temporary = path.parent / f".new-{uuid4().hex}"
     with _as_store_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,16 +196,7 @@ def _write(path: Path, body: bytes, place: Callable[[Path, Path], None]) -> None
             place(temporary, path)
             _sync_directory(path.parent)
         finally:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-
-
-def _write_first(path: Path, body: bytes) -> None:
-    try:
-        _write(path, body, _link)
-    except AlreadyExistsError:
-        # `put_new` takes no lock, so it can come first.
-        raise changed(str(path)) from None
+            temporary.unlink(missing_ok=True)
 
 
 def _write_through(path: Path, body: bytes) -> None:
@@ -232,16 +206,16 @@ def _write_through(path: Path, body: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _link(temporary: Path, path: Path) -> None:
+def _link_file(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
         # A network file system repeats a request whose answer was lost. It then finds the link that it has just made.
         if not os.path.samefile(temporary, path):
-            raise already_exists(str(path)) from None
+            raise store.already_exists(str(path)) from None
 
 
-def _replace(temporary: Path, path: Path) -> None:
+def _replace_file(temporary: Path, path: Path) -> None:
     written = temporary.stat().st_ino
     try:
         os.replace(temporary, path)
@@ -259,7 +233,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     raise error
 
 
@@ -268,9 +242,12 @@ def _as_store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _error(error, path) from error
+        kind = StoreBusyError if error.errno in _PASSING else StoreError
+        remedy = _REMEDIES.get(error.errno or 0, "look after that disk, or choose another store")
+        raise kind(f"{path} cannot be used: {error.strerror or type(error).__name__}", remedy, PLACE) from error
 
 
+_A_FILE = "one of the names on this path is a file: choose another directory or key"
 _REMEDIES: Mapping[int, str] = {
     errno.ENOSPC: "free space on that disk, or choose another store",
     errno.EDQUOT: "raise the quota of this user, or choose another store",
@@ -279,14 +256,8 @@ _REMEDIES: Mapping[int, str] = {
     errno.ENOTSUP: "the file system must support hard links and locks: choose another store",
     errno.ENOLCK: "mount the file system with locks, or choose another store",
     errno.EROFS: "mount the file system for writing, or choose another store",
-    errno.ENOTDIR: "one of the names on this path is a file: choose another directory or key",
-    errno.EEXIST: "one of the names on this path is a file: choose another directory or key",
+    errno.ENOTDIR: _A_FILE,
+    errno.EEXIST: _A_FILE,
     errno.ENOENT: "check the store's URL and that its file system is mounted",
 }
 _PASSING = frozenset({errno.ETIMEDOUT, errno.ESTALE, errno.EAGAIN})
-
-
-def _error(error: OSError, path: Path) -> StoreError:
-    kind = StoreBusyError if error.errno in _PASSING else StoreError
-    remedy = _REMEDIES.get(error.errno or 0, "look after that disk, or choose another store")
-    return kind(f"{path} cannot be used: {error.strerror or type(error).__name__}", remedy, PLACE)

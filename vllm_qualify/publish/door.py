@@ -7,7 +7,7 @@ runs that are coming. So one of the two always sees the other.
 from pydantic import ValidationError
 
 from vllm_qualify.errors import StoreBusyError, StoreError
-from vllm_qualify.publish.store import MissingObjectError, Store, swapped
+from vllm_qualify.publish.store import MissingObjectError, Store, retry_swap
 from vllm_qualify.recipe.values import Frozen
 
 DOOR_KEY = "pruning.json"
@@ -22,22 +22,22 @@ class Door(Frozen):
 
 def check_open(store: Store) -> None:
     """Raises StoreBusyError while the store is pruned."""
-    if _read(store)[0].is_closed:
+    if _read_door(store)[0].is_closed:
         remedy = "try again when `vllm-qualify prune` has ended; if none runs, run it again: it goes on where it was stopped"
         raise StoreBusyError("the store is being pruned", remedy, store.locate(DOOR_KEY))
 
 
 def set_door(store: Store, *, is_closed: bool) -> None:
     def attempt() -> None:
-        door, tag = _read(store)
+        door, tag = _read_door(store)
         if door.is_closed != is_closed:
             fresh = Door(revision=door.revision + 1, is_closed=is_closed)
             store.swap(DOOR_KEY, fresh.model_dump_json().encode(), "application/json", tag)
 
-    swapped(attempt, "the store's door", "try again later", store.locate(DOOR_KEY))
+    retry_swap(attempt, "the store's door", "try again later", store.locate(DOOR_KEY))
 
 
-def _read(store: Store) -> tuple[Door, str | None]:
+def _read_door(store: Store) -> tuple[Door, str | None]:
     try:
         body, tag = store.read(DOOR_KEY)
     except MissingObjectError:

@@ -14,33 +14,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.errors import StoreError, writing
-from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
-from vllm_qualify.evidence.stages import TABLE, parse
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
 from vllm_qualify.evidence.stages.stage import server_inputs
+from vllm_qualify.evidence.stages.table import TABLE, parse
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import within_budget
-from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest
+from vllm_qualify.plan.request import Reuse
+from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest, write_evidence
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.metrics import Stage
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.recipe.values import Frozen
 
-# The stages that can be reused, each with the function that gives its inputs.
-INPUTS = {name: kind.inputs for name, kind in TABLE.items() if kind.inputs}
-
-
-class Reuse(Frozen):
-    """Which finished stages a run takes over, if their inputs are the same.
-
-    `unfinished`: those of runs that were interrupted. `all`: also those of runs that passed. `none`: everything is measured.
-    """
-
-    of: Literal["none", "unfinished", "all"] = "unfinished"
-    most_age_days: float = Field(default=7, gt=0, description="How old evidence may be, in days.")
+REUSABLE = [name for name, stage in TABLE.items() if stage.is_reusable]
 
 
 class KeptStage(Frozen):
@@ -66,20 +56,20 @@ class Reusable(NamedTuple):
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
     """Store a finished stage, unless it was reused from another run and has not grown since. Raises StoreError, HostError."""
-    if stage.stage not in INPUTS or (stage.taken_from and not TABLE[stage.stage].grows):
+    if stage.stage not in REUSABLE or (stage.taken_from and not TABLE[stage.stage].grows):
         return
     check_open(store)
     for file in stage.files:
         put_evidence(store, evidence, file)
-    _note(store, plan, stage)
+    _note_stage(store, plan, stage)
 
 
-def _note(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
+def _note_stage(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
     """Record that the run has this stage. The run's outcome then decides whether other runs may use the measurement."""
     kept = kept_stage(plan, stage)
     # A note is written once, so a stage that grows has one for each size.
     size = f"-{len(stage.files):06}" if TABLE[stage.stage].grows else ""
-    key = f"{_folder(stage.stage, plan)}{plan.run_id}{size}.json"
+    key = f"{_stage_folder(stage.stage, plan)}{plan.run_id}{size}.json"
     if not store.exists(key):
         store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
 
@@ -89,111 +79,95 @@ def kept_stage(plan: CellPlan, stage: StageEvidence) -> KeptStage:
 
 
 def reuse_kept(
-    store: Store, stage: Stage, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Reusable] = ()
+    store: Store, stage: StageName, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Reusable] = ()
 ) -> StageEvidence | None:
     """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
 
-    Those that are `here`, on this machine, come before those in the store.
-
-    Raises:
-        StoreError: the kept stage cannot be read, or a file is not what was measured.
-        HostError: a file cannot be written.
+    Those that are `here`, on this machine, come before those in the store. Raises StoreError if the kept stage cannot be read
+    or a file is not what was measured, and HostError if a file cannot be written.
     """
     if reuse.of == "none":
         return None
-    usable = _usable(store, [*here, *_newest_first(store, stage, plan)], reuse)
+    usable = _find_usable(store, [*here, *_newest_first(store, stage, plan)], reuse)
     if TABLE[stage].grows:
         # The one with most parts first, and of equally many the newest.
         usable.sort(key=lambda each: len(each.kept.stage.files), reverse=True)
     for kept, read in usable:
-        _bring(store, kept, read, evidence)
+        _copy_files(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
-        if not _lacks(plan, stage, measurements):
+        if not _has_invalid_gate(plan, stage, measurements):
             changes = {"measurements": measurements, "run_id": plan.run_id, "taken_from": kept.measured_by}
             taken = kept.stage.model_copy(update=changes)
-            _complete(store, taken, evidence)
-            _note(store, plan, taken)
+            # The store lacks the files of a stage that was kept on this machine alone.
+            for file in (file for file in taken.files if not store.exists(evidence_key(file))):
+                put_evidence(store, evidence, file)
+            _note_stage(store, plan, taken)
             return taken
-        _remove(kept, evidence)
+        with writing(kept.stage.stage):
+            shutil.rmtree(evidence / kept.stage.stage)
     return None
 
 
-def _complete(store: Store, taken: StageEvidence, evidence: Path) -> None:
-    """Store the files that the store lacks: of a stage that was kept on this machine alone."""
-    for file in taken.files:
-        if not store.exists(evidence_key(file)):
-            put_evidence(store, evidence, file)
-
-
-def stage_key(stage: Stage, plan: CellPlan) -> str:
-    """SHA-256 of all inputs of a stage of the plan. Raises KeyError for a stage that cannot be reused."""
-    inputs = {"stage": stage, "common": _common(plan), "own": INPUTS[stage](plan)}
+def stage_key(stage: StageName, plan: CellPlan) -> str:
+    """SHA-256 of all inputs of a stage of the plan."""
+    inputs = {"stage": stage, "common": _common_inputs(plan), "own": TABLE[stage].inputs(plan)}
     return hashlib.sha256(json.dumps(inputs, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def is_the_same(ours: CellPlan, theirs: CellPlan) -> bool:
     """Whether two plans qualify the same thing in the same way. Their baselines, anchors, deadlines and tries do not count."""
-    alone: dict[str, Any] = {
-        "baseline": None,
-        "beside": None,
-        "establishes": False,
-        "load_alone": "",
-        "new_anchor": False,
-        "anchor": None,
-        "tries": [],
-        "between": [],
-    }
-    mine, other = (within_budget(_with_tasks_alike(plan.model_copy(update=alone)), None) for plan in (ours, theirs))
-    return _anchoring(ours) == _anchoring(theirs) and all(stage_key(stage, mine) == stage_key(stage, other) for stage in INPUTS)
+    alone: dict[str, Any] = {"baseline": None, "beside": None, "anchor": None, "load_alone": "", "tries": [], "between": []}
+    alone |= {"establishes": False, "new_anchor": False}
+    asked, keys = [], []
+    for plan in (ours, theirs):
+        # What the plan asks of its anchor, whichever that is. Without an anchor, such gates are not among the judged ones.
+        asked.append([plan.named_anchor, *(gate for gate in plan.gates if gate.is_against_anchor)])
+        # A run that becomes a baseline asks every question.
+        tasks = [task.model_copy(update={"sequential": False}) for task in plan.accuracy]
+        bare = within_budget(plan.model_copy(update=alone | {"accuracy": tasks}), None)
+        keys.append([stage_key(stage, bare) for stage in REUSABLE])
+    return asked[0] == asked[1] and keys[0] == keys[1]
 
 
-def _anchoring(plan: CellPlan) -> list[Any]:
-    """What the plan asks of its anchor, whichever run that is. Without an anchor, such gates are not among the judged ones."""
-    return [plan.named_anchor, *(gate for gate in plan.gates if gate.is_against_anchor)]
-
-
-def _with_tasks_alike(plan: CellPlan) -> CellPlan:
-    """A run that becomes a baseline asks every question; this difference does not count."""
-    return plan.model_copy(update={"accuracy": [task.model_copy(update={"sequential": False}) for task in plan.accuracy]})
-
-
-def _common(plan: CellPlan) -> dict[str, Any]:
+def _common_inputs(plan: CellPlan) -> dict[str, Any]:
     release = plan.cell.release
     return {
         "vllm-qualify": metadata.version("vllm-qualify"),
-        "engine": _engine(release.engine),
-        "client": _engine(plan.client) if plan.client else None,
+        "engine": _engine_inputs(release.engine),
+        "client": _engine_inputs(plan.client) if plan.client else None,
         "model": [None if plan.server.is_local else release.model, release.revision],
         "server": server_inputs(plan.server),
         "machine": plan.fingerprint.id,
     }
 
 
-def _engine(engine: EngineIdentity) -> dict[str, Any]:
+def _engine_inputs(engine: EngineIdentity) -> dict[str, Any]:
     return {"kind": engine.kind, "version": engine.version, "digest": engine.digest, "packages": engine.packages}
 
 
-def _folder(stage: Stage, plan: CellPlan) -> str:
+def _stage_folder(stage: StageName, plan: CellPlan) -> str:
     return f"stages/{stage}/{stage_key(stage, plan)}/"
 
 
-def _usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[Reusable]:
+def _find_usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[Reusable]:
     """The usable ones, in their order. A measurement that may not be used from one run is not used from any run."""
-    young = [each for each in kept if _is_young(each.kept, reuse)]
+    now, most_age = datetime.now(UTC), timedelta(days=reuse.most_age_days)
+    young = [each for each in kept if now - each.kept.stage.started_at <= most_age]
     refused = {each.kept.measured_by for each in young if not _may_be_used(store, each.kept, reuse)}
     return [each for each in young if each.kept.measured_by not in refused]
 
 
-def _newest_first(store: Store, stage: Stage, plan: CellPlan) -> Iterator[Reusable]:
-    for key in reversed(list(store.keys(_folder(stage, plan)))):
-        try:
-            yield Reusable(KeptStage.model_validate_json(store.get(key)), lambda file: store.get(evidence_key(file)))
-        except ValidationError as error:
-            raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
+def _newest_first(store: Store, stage: StageName, plan: CellPlan) -> Iterator[Reusable]:
+    for key in reversed(list(store.keys(_stage_folder(stage, plan)))):
+        yield Reusable(read_kept(store, key), lambda file: store.get(evidence_key(file)))
 
 
-def _is_young(kept: KeptStage, reuse: Reuse) -> bool:
-    return datetime.now(UTC) - kept.stage.started_at <= timedelta(days=reuse.most_age_days)
+def read_kept(store: Store, key: str) -> KeptStage:
+    """Raises StoreError, also if it is not a kept stage."""
+    try:
+        return KeptStage.model_validate_json(store.get(key))
+    except ValidationError as error:
+        raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
 
 
 def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
@@ -204,26 +178,19 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
     return reuse.of == "all" and read_manifest(store, manifest).outcome == "passed"
 
 
-def _lacks(plan: CellPlan, stage: Stage, measurements: list[Any]) -> bool:
+def _has_invalid_gate(plan: CellPlan, stage: StageName, measurements: list[Any]) -> bool:
     """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline.
 
     Of further starts only what is judged counts: a start that says nothing of a gate is left as it is.
     """
-    gated = {gate.metric for gate in (plan.judged if stage == "starts" else plan.gates)}
+    gated = {gate.metric for gate in (plan.judged_gates if stage == "starts" else plan.gates)}
     return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
 
 
-def _bring(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes], evidence: Path) -> None:
+def _copy_files(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes], evidence: Path) -> None:
     for file in kept.stage.files:
-        path = evidence / file.path
         with writing(kept.stage.stage):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(read(file))
-        if describe(path, evidence) != file:
+            is_measured = write_evidence(evidence, file, read(file))
+        if not is_measured:
             problem = "a stored object is not what the run measured"
             raise StoreError(problem, "do not trust it: restore it from an earlier version", store.locate(evidence_key(file)))
-
-
-def _remove(kept: KeptStage, evidence: Path) -> None:
-    with writing(kept.stage.stage):
-        shutil.rmtree(evidence / kept.stage.stage)

@@ -1,8 +1,4 @@
-"""The layout of a store: its version, and where the store has each run.
-
-One key leads from a run's id to its cell, however many reports there are. Older stores have no such keys:
-`store upgrade` adds them.
-"""
+"""The layout of a store: its version, and for each run the cell that it is of, however many reports there are."""
 
 import json
 import re
@@ -53,36 +49,33 @@ def is_run_id(text: str) -> bool:
 
 
 def prepare(store: Store) -> None:
-    """Check a store before hours of work rely on it, and give a new one its layout.
-
-    Raises:
-        StoreError: as `Store.check`, or the store has an earlier layout.
-    """
+    """Check a store before hours of work rely on it, and give a new one its layout. Raises as `Store.check` and `begin`."""
     store.check()
     begin(store)
 
 
 def begin(store: Store) -> None:
-    """Give a new store its layout. Raises StoreError if the store has an earlier one."""
-    if _layout(store) is None:
-        _check_new(store)
-        write_layout(store)
+    """Give a new store its layout. Raises StoreError if the store's layout is of another version."""
+    if not check_layout(store):
+        with suppress(AlreadyExistsError):
+            store.put_new(LAYOUT_KEY, _document_bytes(Layout()), JSON)
 
 
-def check_layout(store: Store) -> None:
-    """Raises StoreError if the store has reports in an earlier layout."""
-    if _layout(store) is None:
-        _check_new(store)
-
-
-def write_layout(store: Store) -> None:
-    with suppress(AlreadyExistsError):
-        store.put_new(LAYOUT_KEY, _bytes(Layout()), JSON)
+def check_layout(store: Store) -> bool:
+    """Whether the store has a layout: a new one has none. Raises StoreError if the layout is of another version."""
+    try:
+        Layout.model_validate_json(store.get(LAYOUT_KEY))
+    except MissingObjectError:
+        return False
+    except ValidationError as error:
+        remedy = "read it with a newer version of vllm-qualify"
+        raise StoreError("the layout of the store is not known", remedy, store.locate(LAYOUT_KEY)) from error
+    return True
 
 
 def put_place(store: Store, run_id: str, cell: str) -> None:
     """Write where the store has a run. Raises AlreadyExistsError if a run of another cell has this id."""
-    body = _bytes(Place(run_id=run_id, cell=cell))
+    body = _document_bytes(Place(run_id=run_id, cell=cell))
     try:
         store.put_new(run_key(run_id), body, JSON)
     except AlreadyExistsError:
@@ -91,24 +84,20 @@ def put_place(store: Store, run_id: str, cell: str) -> None:
 
 
 def cell_of(store: Store, run_id: str) -> str:
-    """The cell of a run whose publication began.
-
-    Raises:
-        MissingObjectError: the store has no run with this id.
-        StoreError: the store has an earlier layout, or does not say where the run is.
-    """
+    """The cell of a run whose publication began. Raises MissingObjectError, or StoreError if its place is not known."""
     if not is_run_id(run_id):
         raise no_run(store, run_id)
     key = run_key(run_id)
+    untrusted = StoreError("this does not say where the run is", "find out who changed the store", store.locate(key))
     try:
         place = Place.model_validate_json(store.get(key))
     except MissingObjectError:
         check_layout(store)
         raise no_run(store, run_id) from None
     except ValidationError as error:
-        raise _untrusted(store.locate(key)) from error
+        raise untrusted from error
     if place.run_id != run_id:
-        raise _untrusted(store.locate(key))
+        raise untrusted
     return place.cell
 
 
@@ -117,31 +106,5 @@ def no_run(store: Store, run_id: str) -> MissingObjectError:
     return MissingObjectError(f"no whole run '{run_id}'", remedy, store.url)
 
 
-def earlier_layout(store: Store) -> StoreError:
-    problem = "the store has the layout of an earlier version"
-    return StoreError(problem, f"run once: vllm-qualify store upgrade --store {store.url}", store.url)
-
-
-def _layout(store: Store) -> Layout | None:
-    try:
-        return Layout.model_validate_json(store.get(LAYOUT_KEY))
-    except MissingObjectError:
-        return None
-    except ValidationError as error:
-        remedy = "read it with a newer version of vllm-qualify"
-        raise StoreError("the layout of the store is not known", remedy, store.locate(LAYOUT_KEY)) from error
-
-
-def _check_new(store: Store) -> None:
-    has_reports = any(key.endswith("/manifest.json") for key in store.keys("reports/"))
-    # Another publisher may have begun since, and written the layout before these reports.
-    if has_reports and _layout(store) is None:
-        raise earlier_layout(store)
-
-
-def _bytes(document: Frozen) -> bytes:
+def _document_bytes(document: Frozen) -> bytes:
     return json.dumps(document.model_dump(), indent=2).encode()
-
-
-def _untrusted(place: str) -> StoreError:
-    return StoreError("this does not say where the run is", "find out who changed the store", place)

@@ -1,7 +1,7 @@
 """The order of a cell's published runs: by the number that the store gave each, never by a host's clock.
 
 A cell has a counter in the store, which moves by compare-and-swap. A number that no run got in the end is missing: only the
-order counts. Runs of earlier versions have no number. They are older than all that have one, and in the order of their ids.
+order counts.
 """
 
 from typing import Protocol
@@ -9,7 +9,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from vllm_qualify.errors import StoreError
-from vllm_qualify.publish.store import MissingObjectError, Store, Stored, swapped
+from vllm_qualify.publish.store import MissingObjectError, Store, retry_swap
 from vllm_qualify.recipe.values import Count, Frozen
 
 
@@ -20,14 +20,14 @@ class Ordered(Protocol):
     def run_id(self) -> str: ...
 
     @property
-    def sequence(self) -> int | None: ...
+    def sequence(self) -> int: ...
 
 
 class Numbered(Frozen):
     """A published run by its id, with the number that the store gave it."""
 
     run_id: str
-    sequence: int | None = None
+    sequence: int
 
 
 class Counter(Frozen):
@@ -39,7 +39,7 @@ class Counter(Frozen):
 
 def order(run: Ordered) -> tuple[int, str]:
     """A key that sorts the runs of one cell, the newest last."""
-    return run.sequence or 0, run.run_id
+    return run.sequence, run.run_id
 
 
 def is_newer(run: Ordered, than: Ordered) -> bool:
@@ -56,25 +56,21 @@ def next_number(store: Store, cell: str) -> int:
     key = sequence_key(cell)
 
     def attempt() -> int:
-        stored = _read(store, key)
-        number = _last(stored.body, store.locate(key)) + 1 if stored else 1
-        store.swap(key, Counter(last=number).model_dump_json().encode(), "application/json", stored.tag if stored else None)
-        return number
+        last, tag = _read_counter(store, key)
+        store.swap(key, Counter(last=last + 1).model_dump_json().encode(), "application/json", tag)
+        return last + 1
 
-    return swapped(attempt, "the cell's counter", "publish the run again", store.locate(key))
+    return retry_swap(attempt, "the cell's counter", "publish the run again", store.locate(key))
 
 
-def _read(store: Store, key: str) -> Stored | None:
+def _read_counter(store: Store, key: str) -> tuple[int, str | None]:
+    """The last number that was given, 0 before the first, and the counter's tag."""
     try:
-        return store.read(key)
+        body, tag = store.read(key)
     except MissingObjectError:
-        return None
-
-
-def _last(body: bytes, place: str) -> int:
+        return 0, None
     try:
-        return Counter.model_validate_json(body).last
+        return Counter.model_validate_json(body).last, tag
     except ValidationError as error:
-        raise StoreError(
-            "not a counter of published runs", "restore it from an earlier version of the object", place
-        ) from error
+        remedy = "restore it from an earlier version of the object"
+        raise StoreError("not a counter of published runs", remedy, store.locate(key)) from error

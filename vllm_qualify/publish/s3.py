@@ -4,14 +4,12 @@ import base64
 import hashlib
 import json
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -19,31 +17,12 @@ import boto3
 from botocore import exceptions as e
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.loaders import Loader, create_loader
-from botocore.session import Session
-from botocore.utils import parse_timestamp
 
-from vllm_qualify.errors import CallerError, QualifyError, StoreBusyError, StoreError
-from vllm_qualify.limits import within
-from vllm_qualify.publish.store import (
-    MOST_SKEW,
-    PLACE,
-    PROBE_BODY,
-    PROBE_KEY,
-    SWAP_PROBE_KEY,
-    MissingObjectError,
-    Stored,
-    already_exists,
-    changed,
-    checked_key,
-    checked_prefix,
-    listed,
-    missing,
-    present,
-    require_create_only,
-    require_swap,
-    wrong_clock,
-)
+from vllm_qualify.errors import QualifyError, StoreBusyError, StoreError
+from vllm_qualify.limits import call_within
+from vllm_qualify.publish import store
+from vllm_qualify.publish.s3_settings import KMS_ACTIONS, WriteSettings, settings_of
+from vllm_qualify.publish.store import PLACE, MissingObjectError, Stored, checked_key
 
 if TYPE_CHECKING:
     from botocore.client import ClientMeta
@@ -51,16 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The permissions of each action. Without ListBucket S3 answers "forbidden" for a missing object. If-Match needs GetObject.
-ACTIONS: Mapping[str, Sequence[str]] = {
-    "write": ("s3:PutObject",),
-    "change": ("s3:PutObject", "s3:GetObject"),
-    "read": ("s3:GetObject", "s3:ListBucket"),
-    "list": ("s3:ListBucket",),
-    "delete": ("s3:DeleteObject",),
-}
-LOCK_ACTION = "s3:PutObjectRetention"
-KMS_ACTIONS = ("kms:GenerateDataKey", "kms:Decrypt")
 S3_ACTIONS = "s3:PutObject, s3:GetObject, s3:ListBucket"
 
 # For one read, and for one call with all its retries.
@@ -68,79 +37,6 @@ CONNECT_TIMEOUT_S, READ_TIMEOUT_S, CALL_LIMIT_S = 10.0, 60.0, 900.0
 # Connections that are kept: as many as calls are made at a time.
 AT_ONCE = 32
 _PAUSES_S = (0.1, 0.4, 1.5, 0)
-
-
-# --- settings
-
-SSE = "VLLM_QUALIFY_S3_SSE"
-SSE_KMS_KEY_ID = "VLLM_QUALIFY_S3_SSE_KMS_KEY_ID"
-OBJECT_LOCK = "VLLM_QUALIFY_S3_OBJECT_LOCK"
-STORAGE_CLASS = "VLLM_QUALIFY_S3_STORAGE_CLASS"
-
-_ENCRYPTIONS = ("AES256", "aws:kms")
-# Without archive classes: a verifier must be able to read evidence at once.
-_STORAGE_CLASSES = ("STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR")
-_LOCK = re.compile(r"(governance|compliance):([1-9][0-9]{0,4})")
-_LOCK_DAYS = 36_500  # the most that S3 accepts
-
-
-class WriteSettings(NamedTuple):
-    """Settings from the environment for the objects that are written to S3; each may be empty."""
-
-    encryption: str
-    kms_key: str
-    storage_class: str
-    lock_mode: str
-    lock_days: int
-
-    def arguments(self, once: bool) -> dict[str, Any]:
-        """The arguments of boto3's `put_object`, for an object that is written once or for a changeable one."""
-        every = {"ServerSideEncryption": self.encryption, "SSEKMSKeyId": self.kms_key}
-        only_once = {"StorageClass": self.storage_class, **self._lock()} if once else {}
-        return {name: value for name, value in (every | only_once).items() if value}
-
-    def actions(self, action: str) -> list[str]:
-        return [*ACTIONS[action], *([LOCK_ACTION] if action == "write" and self.lock_mode else [])]
-
-    def probe_key(self) -> str:
-        """The probe's key. It depends on the settings, so that a check shows whether the store accepts these."""
-        once = (self.encryption, self.kms_key, self.storage_class, self.lock_mode)
-        return f"{PROBE_KEY}-{hashlib.sha256(repr(once).encode()).hexdigest()[:12]}" if any(once) else PROBE_KEY
-
-    def _lock(self) -> dict[str, Any]:
-        until = datetime.now(UTC) + timedelta(days=self.lock_days)
-        return {"ObjectLockMode": self.lock_mode, "ObjectLockRetainUntilDate": until} if self.lock_mode else {}
-
-
-def settings_of(environment: Mapping[str, str]) -> WriteSettings:
-    """The settings. Raises CallerError, which names the variable and its allowed values."""
-    encryption = _one_of(environment, SSE, _ENCRYPTIONS)
-    kms_key = environment.get(SSE_KMS_KEY_ID, "")
-    if kms_key and encryption != "aws:kms":
-        remedy = f"set {SSE}=aws:kms, or unset {SSE_KMS_KEY_ID}"
-        raise CallerError("a key is set, but not its encryption", remedy, SSE_KMS_KEY_ID)
-    lock_mode, lock_days = _lock_of(environment.get(OBJECT_LOCK, ""))
-    return WriteSettings(encryption, kms_key, _one_of(environment, STORAGE_CLASS, _STORAGE_CLASSES), lock_mode, lock_days)
-
-
-def _one_of(environment: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
-    value = environment.get(name, "")
-    if value and value not in allowed:
-        raise CallerError(f"{value!r} is not one of its values", f"set it to {' or '.join(allowed)}, or unset it", name)
-    return value
-
-
-def _lock_of(value: str) -> tuple[str, int]:
-    match = _LOCK.fullmatch(value)
-    if match and int(match[2]) <= _LOCK_DAYS:
-        return match[1].upper(), int(match[2])
-    if value:
-        remedy = f"set it to governance:<days> or compliance:<days>, with 1 to {_LOCK_DAYS} days, or unset it"
-        raise CallerError(f"{value!r} is not an object lock", remedy, OBJECT_LOCK)
-    return "", 0
-
-
-# --- the store
 
 
 class S3Store:
@@ -164,63 +60,65 @@ class S3Store:
         return f"s3://{self._bucket}/{self._base}".removesuffix("/")
 
     def locate(self, key: str) -> str:
-        return f"s3://{self._bucket}/{self._name(key)}"
+        return f"s3://{self._bucket}/{self._object_name(key)}"
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        self._create(self._name(key), body, content_type)
+        self._create_object(self._object_name(key), body, content_type)
 
     def get(self, key: str) -> bytes:
         return self.read(key).body
 
     def read(self, key: str) -> Stored:
-        return self._read(self._name(key))
+        return self._read_object(self._object_name(key))
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        self._swap(self._name(key), body, content_type, tag)
+        self._swap_object(self._object_name(key), body, content_type, tag)
 
     def delete(self, key: str) -> None:
-        name = self._name(key)
-        self._asked("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name), name)
+        name = self._object_name(key)
+        self._ask("delete", lambda: self._client.delete_object(Bucket=self._bucket, Key=name), name)
 
     def exists(self, key: str) -> bool:
         # Not a list, which some services answer from an old copy. Not HEAD: its answer has no body, so a missing bucket looks
         # like a missing object.
-        name = self._name(key)
+        name = self._object_name(key)
         try:
-            self._asked("read", lambda: self._has_first_byte(name), name)
+            self._ask("read", lambda: self._has_first_byte(name), name)
         except MissingObjectError:
             return False
         return True
 
     def keys(self, prefix: str) -> Iterator[str]:
-        start = self._base + checked_prefix(prefix)
+        start = self._base + store.checked_prefix(prefix)
         pages = iter(self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start))
         names: list[str] = []
         # Each page is a call of its own: how many there are depends on the store.
-        while page := self._asked("list", lambda: next(pages, None)):
+        while page := self._ask("list", lambda: next(pages, None)):
             names += [entry["Key"] for entry in page.get("Contents", [])]
-        return listed((name.removeprefix(self._base) for name in names), prefix)
+        return store.sorted_keys((name.removeprefix(self._base) for name in names), prefix)
 
     def check(self) -> None:
-        probe, swapped = self._base + self._settings.probe_key(), self._base + SWAP_PROBE_KEY
-        require_create_only(lambda: self._create(probe, PROBE_BODY, "text/plain"), self.url)
-        self._read(probe)
-        require_swap(lambda: self._read(swapped), lambda body, tag: self._swap(swapped, body, "text/plain", tag), self.url)
-        present(self)
+        probe, swapped = self._base + self._settings.probe_key(), self._base + store.SWAP_PROBE_KEY
+        store.require_create_only(lambda: self._create_object(probe, store.PROBE_BODY, "text/plain"), self.url)
+        self._read_object(probe)
+        store.require_swap(
+            lambda: self._read_object(swapped), lambda body, tag: self._swap_object(swapped, body, "text/plain", tag), self.url
+        )
+        store.checked_now(self)
 
     def now(self) -> datetime:
-        answer = self._asked("list", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1))
-        return _date(answer) or datetime.now(UTC)
+        answer = self._ask("list", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._base, MaxKeys=1))
+        return _date_of_answer(answer) or datetime.now(UTC)
 
-    def _name(self, key: str) -> str:
+    def _object_name(self, key: str) -> str:
         return self._base + checked_key(key)
 
-    def _read(self, name: str) -> Stored:
+    def _read_object(self, name: str) -> Stored:
         def whole() -> Stored:
             answer = self._client.get_object(Bucket=self._bucket, Key=name)
-            return Stored(answer["Body"].read(), _unquoted(answer["ETag"]))
+            return Stored(answer["Body"].read(), answer["ETag"].strip('"'))
 
-        return self._asked("read", lambda: _again_when_cut(whole), name)
+        return self._ask("read", lambda: _again_when_cut(whole), name)
 
     def _has_first_byte(self, name: str) -> bool:
         """Ask for an object's first byte: false if the object is empty. A missing object raises ClientError."""
@@ -232,42 +130,39 @@ class S3Store:
             return False
         return True
 
-    def _create(self, name: str, body: bytes, content_type: str) -> None:
-        if not self._write("write", name, body, content_type, None):
-            raise already_exists(f"s3://{self._bucket}/{name}")
+    def _create_object(self, name: str, body: bytes, content_type: str) -> None:
+        if not self._write_object("write", name, body, content_type, None):
+            raise store.already_exists(f"s3://{self._bucket}/{name}")
 
-    def _swap(self, name: str, body: bytes, content_type: str, tag: str | None) -> None:
+    def _swap_object(self, name: str, body: bytes, content_type: str, tag: str | None) -> None:
         # An empty If-Match would be no condition.
-        if tag == "" or not self._write("change", name, body, content_type, tag):
-            raise changed(f"s3://{self._bucket}/{name}")
+        if tag == "" or not self._write_object("change", name, body, content_type, tag):
+            raise store.changed_error(f"s3://{self._bucket}/{name}")
 
-    def _write(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> bool:
+    def _write_object(self, action: str, name: str, body: bytes, content_type: str, tag: str | None) -> bool:
         """Whether it was written. It is not if the object did not have `tag`, or if `tag` is None and it existed already."""
         write_id = uuid4().hex
-        arguments = {
-            "ContentType": content_type,
-            "Metadata": {"write-id": write_id},
-            **({"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}),
-            **self._settings.arguments(once=action == "write"),
-        }
+        arguments = {"ContentType": content_type, "Metadata": {"write-id": write_id}}
+        arguments |= {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        arguments |= self._settings.arguments(once=action == "write")
         refusal: ClientError | None = None
         for pause_s in _PAUSES_S:
-            refusal = self._put(action, name, body, arguments)
+            refusal = self._put_object(action, name, body, arguments)
             if refusal is None:
                 return True
-            there = self._head(name)
-            if there.write_id == write_id:
+            written_by, tag_there = self._read_head(name)
+            if written_by == write_id:
                 return True
-            if there.tag != tag:
+            if tag_there != tag:
                 return False
             # The condition holds, but the server refused: another write is under way, and may still fail.
             time.sleep(pause_s)
-        if refusal is not None and _status(refusal) == 500:
-            with self._errors.by(action, name):
+        if refusal is not None and _status_code(refusal) == 500:
+            with self._errors.translating(action, name):
                 raise refusal
         raise self._errors.busy(f"other writes of {name} keep getting in the way")
 
-    def _put(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> ClientError | None:
+    def _put_object(self, action: str, name: str, body: bytes, arguments: Mapping[str, Any]) -> ClientError | None:
         """None if it was written, else the answer that refuses the condition or does not say what became of it."""
         # A bucket with object lock refuses an object without this checksum.
         md5 = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
@@ -281,30 +176,20 @@ class S3Store:
                 return error
             return None
 
-        return self._asked(action, put, name)
+        return self._ask(action, put, name)
 
-    def _head(self, name: str) -> "_Head":
+    def _read_head(self, name: str) -> tuple[str | None, str | None]:
+        """The id of the write that made an object, and the object's tag; both are None if there is no object."""
         try:
-            answer = self._asked("read", lambda: self._client.head_object(Bucket=self._bucket, Key=name), name)
+            answer = self._ask("read", lambda: self._client.head_object(Bucket=self._bucket, Key=name), name)
         except MissingObjectError:
-            return _Head(None, None)
-        return _Head(answer["Metadata"].get("write-id"), _unquoted(answer["ETag"]))
+            return None, None
+        return answer["Metadata"].get("write-id"), answer["ETag"].strip('"')
 
-    def _asked(self, action: str, call: Callable[[], T], name: str = "") -> T:
+    def _ask(self, action: str, call: Callable[[], T], name: str = "") -> T:
         """What `call` returns, in time, with boto3's errors as ours."""
-        with self._errors.by(action, name):
-            return within(CALL_LIMIT_S, call)
-
-
-class _Head(NamedTuple):
-    """The id of the write that made an object, and the object's tag; both are None if there is no object."""
-
-    write_id: str | None
-    tag: str | None
-
-
-def _unquoted(etag: str) -> str:
-    return etag.strip('"')
+        with self._errors.translating(action, name):
+            return call_within(CALL_LIMIT_S, call)
 
 
 def _again_when_cut(read: Callable[[], Stored]) -> Stored:
@@ -323,7 +208,7 @@ def _leaves_open(error: ClientError) -> bool:
     The condition does not hold, or the object is about to change. With 500 a server says neither, and may have written it:
     radosgw does so where sixteen writers race.
     """
-    return _status(error) in (409, 412, 500) or _code(error) == "NoSuchKey"
+    return _status_code(error) in (409, 412, 500) or _error_code(error) == "NoSuchKey"
 
 
 def _s3_client(bucket: str) -> "S3Client":
@@ -340,42 +225,14 @@ def _s3_client(bucket: str) -> "S3Client":
         response_checksum_validation="when_required",
     )
     try:
-        return boto3.session.Session(botocore_session=_session()).client("s3", config=config)
+        return boto3.session.Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
-        raise StoreError(
-            f"the AWS settings for the bucket {bucket} cannot be used ({type(error).__name__})",
-            "check AWS_PROFILE, AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the files in ~/.aws",
-            PLACE,
-        ) from None
+        problem = f"the AWS settings for the bucket {bucket} cannot be used ({type(error).__name__})"
+        remedy = "check AWS_PROFILE, AWS_ENDPOINT_URL, AWS_DEFAULT_REGION and the files in ~/.aws"
+        raise StoreError(problem, remedy, PLACE) from None
 
 
-def _session() -> Session:
-    """A session that reads the dates of S3's headers by the standard library: boto3's own way took a tenth of each read."""
-    session = Session()
-    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
-    return session
-
-
-@cache
-def _loader(path: str | None) -> Loader:
-    """What boto3 knows of its services. Each session would read it anew, which takes longer than all else of a session."""
-    return create_loader(path)
-
-
-def _moment(value: Any) -> datetime:
-    try:
-        return parsedate_to_datetime(value)
-    except (AttributeError, TypeError, ValueError):
-        return parse_timestamp(value)
-
-
-def _without_user(endpoint: str) -> str:
-    parts = urlsplit(endpoint)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _date(answer: Mapping[str, Any]) -> datetime | None:
+def _date_of_answer(answer: Mapping[str, Any]) -> datetime | None:
     """The server's time in the head of an answer; None if a server gives none."""
     try:
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).astimezone(UTC)
@@ -383,11 +240,11 @@ def _date(answer: Mapping[str, Any]) -> datetime | None:
         return None
 
 
-def _status(error: ClientError) -> int:
+def _status_code(error: ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _code(error: ClientError) -> str:
+def _error_code(error: ClientError) -> str:
     return error.response.get("Error", {}).get("Code", "")
 
 
@@ -405,24 +262,23 @@ _CREDENTIAL_REMEDIES: Mapping[str, str] = {
 
 
 class _Errors:
-    """Turns boto3's errors about one bucket into ours.
-
-    They are not chained to the original error: its text can contain a session token (in a header that boto3 could not send).
-    """
+    """Turns boto3's errors about one bucket into ours, unchained: their text can hold a session token, in a header."""
 
     def __init__(self, bucket: str, base: str, settings: WriteSettings, client: "ClientMeta") -> None:
         self._url = f"s3://{bucket}/{base}".removesuffix("/")
-        self._where = f"the bucket {bucket} at {_without_user(client.endpoint_url)}"
+        endpoint = urlsplit(client.endpoint_url)
+        # Without a user's name and password.
+        self._where = f"the bucket {bucket} at {endpoint.scheme}://{endpoint.netloc.rpartition('@')[2]}"
         self._bucket_arn = f"arn:{client.partition}:s3:::{bucket}"
         self._objects_arn = f"{self._bucket_arn}/{base}*"
         self._settings = settings
 
     @contextmanager
-    def by(self, action: str, name: str = "") -> Iterator[None]:
+    def translating(self, action: str, name: str = "") -> Iterator[None]:
         try:
             yield
         except ClientError as error:
-            raise self._refused(error, action, name) from None
+            raise self._refused_error(error, action, name) from None
         except BotoCoreError as error:
             raise self._not_answered(error) from None
         except TimeoutError as error:
@@ -431,22 +287,22 @@ class _Errors:
     def busy(self, problem: str) -> StoreBusyError:
         return StoreBusyError(f"{self._where}: {problem}", "try again later", PLACE)
 
-    def _refused(self, error: ClientError, action: str, name: str) -> QualifyError:
-        code, status = _code(error), _status(error)
-        ahead = datetime.now(UTC) - (_date(error.response) or datetime.now(UTC))
-        if code == "RequestTimeTooSkewed" and abs(ahead) > MOST_SKEW:
-            return wrong_clock(ahead, self._url)
+    def _refused_error(self, error: ClientError, action: str, name: str) -> QualifyError:
+        code, status = _error_code(error), _status_code(error)
+        ahead = datetime.now(UTC) - (_date_of_answer(error.response) or datetime.now(UTC))
+        if code == "RequestTimeTooSkewed" and abs(ahead) > store.MOST_SKEW:
+            return store.wrong_clock(ahead, self._url)
         answer = f"{action} {name}".rstrip() + f" was answered {status} {code}"
         if code in _NO_OBJECT and name:
-            return missing(f"{name} in {self._where}")
+            return store.missing_error(f"{name} in {self._where}")
         if code in _FULL or status == 507:
-            return self._error(f"is full: {answer}", "free space, raise the quota, or choose another store")
+            return self._store_error(f"is full: {answer}", "free space, raise the quota, or choose another store")
         if code in _THROTTLED or status in (408, 429) or (status >= 500 and status != 501):
             return self.busy(answer)
-        return self._error(*self._final(error, action, answer))
+        return self._store_error(*self._final_problem(error, action, answer))
 
-    def _final(self, error: ClientError, action: str, answer: str) -> tuple[str, str]:
-        code, status = _code(error), _status(error)
+    def _final_problem(self, error: ClientError, action: str, answer: str) -> tuple[str, str]:
+        code, status = _error_code(error), _status_code(error)
         if code == "NoSuchBucket":
             return "does not exist", "create it, or check the store's URL, AWS_ENDPOINT_URL and AWS_PROFILE"
         if code in _WRONG_REGION or status in (301, 307):
@@ -455,13 +311,13 @@ class _Errors:
         if code in _CREDENTIAL_REMEDIES:
             return f"does not accept the credentials: {answer}", _CREDENTIAL_REMEDIES[code]
         if status in (401, 403):
-            return f"does not allow this: {answer}", self._permission(action)
+            return f"does not allow this: {answer}", self._permission_remedy(action)
         if status == 501:
             return f"lacks a needed function: {answer}", "use one with conditional writes (If-None-Match, If-Match)"
         settings = "the store's URL, AWS_ENDPOINT_URL, what VLLM_QUALIFY_S3_* ask for"
         return f"refuses: {answer}", f"check {settings}, and that the policy allows {S3_ACTIONS}"
 
-    def _permission(self, action: str) -> str:
+    def _permission_remedy(self, action: str) -> str:
         actions = self._settings.actions(action)
         arns = {self._bucket_arn if name == "s3:ListBucket" else self._objects_arn for name in actions}
         statement = json.dumps({"Effect": "Allow", "Action": actions, "Resource": sorted(arns)})
@@ -472,16 +328,16 @@ class _Errors:
         broken = (e.ConnectionClosedError, e.ReadTimeoutError, e.ResponseStreamingError, e.IncompleteReadError)
         kind = type(error).__name__
         if isinstance(error, e.SSLError):
-            return self._error(
-                f"has no valid TLS certificate ({kind})", "check AWS_ENDPOINT_URL, and AWS_CA_BUNDLE for a private CA"
-            )
+            remedy = "check AWS_ENDPOINT_URL, and AWS_CA_BUNDLE for a private CA"
+            return self._store_error(f"has no valid TLS certificate ({kind})", remedy)
         if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
             remedy = f"set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, with the right to {S3_ACTIONS}"
-            return self._error(f"needs credentials, and there are none ({kind})", remedy)
+            return self._store_error(f"needs credentials, and there are none ({kind})", remedy)
         if isinstance(error, (e.ConnectionError, *broken)):
             remedy = "check AWS_ENDPOINT_URL, the network and the server; then try again"
             return StoreBusyError(f"{self._where} does not answer ({kind})", remedy, PLACE)
-        return self._error(f"could not be asked ({kind})", "check the AWS settings: credentials, AWS_ENDPOINT_URL, AWS_PROFILE")
+        remedy = "check the AWS settings: credentials, AWS_ENDPOINT_URL, AWS_PROFILE"
+        return self._store_error(f"could not be asked ({kind})", remedy)
 
-    def _error(self, problem: str, remedy: str) -> StoreError:
+    def _store_error(self, problem: str, remedy: str) -> StoreError:
         return StoreError(f"{self._where} {problem}", remedy, PLACE)

@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
@@ -30,6 +31,7 @@ PROBE_KEY = ".store"
 PROBE_BODY = b"A vllm-qualify store. Objects here are written once.\n"
 SWAP_PROBE_KEY = ".store.swap"
 _NO_TAG = "0" * 32
+CONDITIONAL = "use a store that supports conditional writes: AWS S3, Ceph 16 or newer{}, a current MinIO, or a directory"
 
 
 class MissingObjectError(StoreError):
@@ -68,11 +70,9 @@ class Store(Protocol):
         """The store's address, without a slash at its end; `open_store` accepts it."""
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        """Write a new object. Readers see all of it or nothing.
+        """Write a new object. Readers see all of it or nothing. Of several writers of one key exactly one succeeds.
 
-        If several writers write one key, exactly one call succeeds. If the object already exists, the call fails, even if
-        its content is the same. If the answer to this call's own write was lost and the object is then in the store, the
-        call succeeds.
+        If the answer to this call's own write was lost and the object is then in the store, the call succeeds.
 
         Raises:
             AlreadyExistsError: there is already an object with this key, with the same or other content.
@@ -80,27 +80,17 @@ class Store(Protocol):
         """
 
     def get(self, key: str) -> bytes:
-        """The object's content.
-
-        Raises:
-            MissingObjectError: there is no such object.
-        """
+        """The object's content. Raises MissingObjectError."""
 
     def read(self, key: str) -> Stored:
-        """The object's content and the tag of exactly this content.
-
-        Raises:
-            MissingObjectError: there is no such object.
-        """
+        """The object's content and the tag of exactly this content. Raises MissingObjectError."""
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         """Write a changeable object if it still has `tag`; with None, only if it does not exist.
 
-        Readers see the old content or the new one. If several writers swap the same tag, exactly one succeeds. As in `put_new`,
-        a write whose answer was lost, but that is then in the store, is a success.
-
-        An object must never return to an earlier content: a tag can depend on the content alone, and the object would then look
-        unchanged. A document that contains its own growing history never returns to one.
+        Readers see the old content or the new one. Of several writers who swap the same tag exactly one succeeds. As in
+        `put_new`, a write whose answer was lost, but that is then in the store, is a success. An object must never return to an
+        earlier content: a tag can depend on the content alone, and the object would then look unchanged.
 
         Raises:
             ChangedError: another writer changed or removed it meanwhile. In a rare case this call's write was still made:
@@ -112,10 +102,9 @@ class Store(Protocol):
         """Whether there is such an object. If the store cannot answer, the call raises; it never returns false."""
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """All keys that begin with `prefix`, sorted by code point; "" for all.
+        """All keys that begin with `prefix`, sorted by code point; "" for all. `a/b` also finds `a/bc`.
 
-        The prefix is a string, not a folder: `a/b` also finds `a/bc`. If the store cannot list, the call itself raises, not the
-        iteration. An empty answer means that there are no such keys.
+        If the store cannot list, the call itself raises, not the iteration. An empty answer means that there are no such keys.
         """
 
     def check(self) -> None:
@@ -125,7 +114,7 @@ class Store(Protocol):
         checked too: what is published is dated by it.
 
         Raises:
-            HostError: this machine's clock is not the store's, as in `present`.
+            HostError: this machine's clock is not the store's, as in `checked_now`.
             StoreError: also if the store accepts a second write of one key, so that it cannot keep evidence, or a swap with a
                 wrong tag, so that it cannot keep approvals.
         """
@@ -142,9 +131,6 @@ class PrunableStore(Store, Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object. If there is none, nothing happens."""
-
-
-# --- what the stores share
 
 
 def key_problem(key: str) -> str:
@@ -172,7 +158,7 @@ def checked_prefix(prefix: str) -> str:
     return prefix
 
 
-def listed(keys: Iterable[str], prefix: str) -> Iterator[str]:
+def sorted_keys(keys: Iterable[str], prefix: str) -> Iterator[str]:
     """The keys with this prefix among all names in the store, sorted."""
     return iter(sorted(key for key in keys if key.startswith(prefix) and not key_problem(key)))
 
@@ -184,21 +170,12 @@ def require_create_only(write_probe: Callable[[], None], url: str) -> None:
             write_probe()
         except AlreadyExistsError:
             return
-    raise StoreError(
-        f"{url} replaced an object that a create-only write (If-None-Match: *) must leave alone",
-        "use a store that supports conditional writes: AWS S3, Ceph 16 or newer (in a bucket without versions), a current "
-        "MinIO, or a directory",
-        PLACE,
-    )
+    problem = f"{url} replaced an object that a create-only write (If-None-Match: *) must leave alone"
+    raise StoreError(problem, CONDITIONAL.format(" (in a bucket without versions)"), PLACE)
 
 
-def swapped(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
-    """The result of `attempt`, which reads an object and swaps it. While other writers are faster, it is called again.
-
-    Raises:
-        StoreBusyError: `what` changes all the time.
-        whatever `attempt` raises besides ChangedError.
-    """
+def retry_swap(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
+    """The result of `attempt`, called again while other writers change `what` first. Raises StoreBusyError in the end."""
     for lost in range(1, MOST_SWAPS + 1):
         try:
             return attempt()
@@ -207,12 +184,8 @@ def swapped(attempt: Callable[[], T], what: str, remedy: str, place: str) -> T:
     raise StoreBusyError(f"{what} changes all the time", remedy, place)
 
 
-def present(store: Store) -> datetime:
-    """The time by this machine's clock, in UTC, if that agrees with the store's clock.
-
-    Raises:
-        HostError: they differ by more than MOST_SKEW. StoreError: the store does not answer.
-    """
+def checked_now(store: Store) -> datetime:
+    """The UTC time by this machine's clock. Raises HostError if it is more than MOST_SKEW off the store's, or StoreError."""
     before = datetime.now(UTC)
     there = store.now()
     after = datetime.now(UTC)
@@ -225,45 +198,35 @@ def present(store: Store) -> datetime:
 
 def wrong_clock(ahead: timedelta, url: str) -> HostError:
     """The error about this machine's clock, which is `ahead` of the store's."""
-    which, much = ("ahead of", ahead) if ahead > timedelta() else ("behind", -ahead)
-    return HostError(
-        f"this machine's clock is {round(much.total_seconds())} s {which} that of the store {url}",
-        "set the clock of this machine (`timedatectl set-ntp true`; `timedatectl timesync-status` shows by how much it is"
-        " off); if this clock is right, set the store's",
-        "clock",
-    )
+    which = "ahead of" if ahead > timedelta() else "behind"
+    problem = f"this machine's clock is {round(abs(ahead).total_seconds())} s {which} that of the store {url}"
+    shown = "`timedatectl timesync-status` shows by how much it is off"
+    remedy = f"set the clock of this machine (`timedatectl set-ntp true`; {shown}); if this clock is right, set the store's"
+    return HostError(problem, remedy, "clock")
 
 
 def require_swap(read: Callable[[], Stored], swap: Callable[[bytes, str | None], None], url: str) -> None:
     """Check swaps: swap a probe by its tag, then by a tag that it never had. The store must refuse the second swap."""
-    body = f"{uuid4().hex}\n".encode()
+    body, tag = f"{uuid4().hex}\n".encode(), None
+    with suppress(MissingObjectError):
+        tag = read().tag
     try:
-        swap(body, _tag_or_none(read))
+        swap(body, tag)
         swap(body, _NO_TAG)
     except ChangedError:
         # The first swap can raise this too, if another check runs now. Then the store refused a wrong tag, as it must.
         return
-    raise StoreError(
-        f"{url} cannot keep approvals: it replaced an object that had another tag than the write asked for (If-Match)",
-        "use a store that supports conditional writes: AWS S3, Ceph 16 or newer, a current MinIO, or a directory",
-        PLACE,
-    )
-
-
-def _tag_or_none(read: Callable[[], Stored]) -> str | None:
-    try:
-        return read().tag
-    except MissingObjectError:
-        return None
+    problem = "cannot keep approvals: it replaced an object that had another tag than the write asked for (If-Match)"
+    raise StoreError(f"{url} {problem}", CONDITIONAL.format(""), PLACE)
 
 
 def already_exists(where: str) -> AlreadyExistsError:
     return AlreadyExistsError(f"{where} exists already", "objects are never replaced: write under a new key", PLACE)
 
 
-def changed(where: str) -> ChangedError:
+def changed_error(where: str) -> ChangedError:
     return ChangedError(f"{where} was changed by somebody else meanwhile", "read it again, and decide anew", PLACE)
 
 
-def missing(where: str) -> MissingObjectError:
+def missing_error(where: str) -> MissingObjectError:
     return MissingObjectError(f"there is no object {where}", "check the key and the store's URL", PLACE)

@@ -23,9 +23,7 @@ def open_store(url: str) -> PrunableStore:
     - VLLM_QUALIFY_S3_OBJECT_LOCK: governance:<days> or compliance:<days>, for objects that are written once.
     - VLLM_QUALIFY_S3_STORAGE_CLASS: a class whose objects can be read at once, for objects that are written once.
 
-    Raises:
-        CallerError: the URL, or the value of one of these variables, has the wrong form.
-        StoreError: the AWS settings cannot be used.
+    Raises CallerError if the URL or one of these variables has the wrong form, StoreError if the AWS settings cannot be used.
     """
     # Imported late: boto3 takes 0.3 s or more.
     if url.startswith("s3://"):
@@ -33,7 +31,7 @@ def open_store(url: str) -> PrunableStore:
 
         return S3Store(*_bucket_and_prefix(url))
     if url.startswith("file://"):
-        return DirectoryStore(_directory(url))
+        return DirectoryStore(_directory_of_url(url))
     raise _bad_url("this is not the URL of a store", url)
 
 
@@ -47,7 +45,7 @@ def _bucket_and_prefix(url: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _directory(url: str) -> Path:
+def _directory_of_url(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc or not parts.path.startswith("/"):
         raise _bad_url("the directory must be absolute: file:// and then a path that begins with /", url)

@@ -9,22 +9,19 @@ import yaml
 from pydantic import JsonValue
 
 from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.environment import why_code
-from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.loading import MOST_CHARACTERS, catalog_folder
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
-from vllm_qualify.recipe.serving import Arguments, Environment, ServerArguments
-from vllm_qualify.recipe.workload import Accuracy
-from vllm_qualify.recipe.yaml_text import MOST_CHARACTERS
+from vllm_qualify.recipe.serving import Arguments, ByVersion, Environment, ServerArguments
 
-ALLOW = "--allow-code"
-
-_OF_THE_MODEL = "the model's own Python code runs in the server"
+_CODE_OF_MODEL = "the model's own Python code runs in the server"
 _IMPORTED = "the server imports what it names"
 _OF_LOGGING = "the server's logging is made from this file, which can name any code"
 _OF_OTHER_HOSTS = "the server unpickles what another host sends"
 # By vLLM's and TensorRT-LLM's names, with dashes.
 _OPTIONS = {
-    "trust-remote-code": _OF_THE_MODEL,
+    "trust-remote-code": _CODE_OF_MODEL,
     **dict.fromkeys(("tool-parser-plugin", "tool-call-parser-plugin", "reasoning-parser-plugin"), _IMPORTED),
     **dict.fromkeys(("io-processor-plugin", "logits-processors", "middleware", "model-class-overrides"), _IMPORTED),
     **dict.fromkeys(("worker-cls", "worker-extension-cls", "scheduler-cls", "inductor-passes"), _IMPORTED),
@@ -38,14 +35,12 @@ _OPTIONS = {
 _NAMES_CODE = re.compile(r"(^|-)(cls|class|plugins?|module|module-path)$")
 # vLLM accepts the beginning of an option's name. These begin like one of the above, and are whole names.
 _WHOLE_NAMES = ("model", "reasoning-parser", "tool-call-parser")
-_INDUCTOR = "inductor-compile-config"
-_METHOD, _OWN_CLASS = "method", "custom-class"
 # Like package.module.Class. Options such as distributed-executor-backend take a known word, or this.
 _QUALIFIED_NAME = re.compile(r"[^\W\d]\w*([.:][^\W\d]\w*)+")
 _NOT_QUALIFIED = ("chat-template", "allowed-media-domains")
 
 TASKS_CODE = "lm-eval runs what its task_folder says: templates, metrics and functions"
-_FUNCTION, _INCLUDE = "!function", "include"
+_FUNCTION = "!function"
 
 
 def check_allowed(loaded: LoadedRecipe, allow_code: bool) -> None:
@@ -63,7 +58,7 @@ def check_import_allowed(recipe: Recipe, source: Path, allow_code: bool) -> list
 
 
 def _not_allowed(code: list[str], place: str) -> CallerError:
-    remedy = f"read what it names, then add {ALLOW} (of a deployment: allow_code)"
+    remedy = "read what it names, then add --allow-code (of a deployment: allow_code)"
     return CallerError(f"the recipe runs code: {'; '.join(code)}", remedy, place)
 
 
@@ -75,13 +70,14 @@ def is_of_the_catalog(loaded: LoadedRecipe) -> bool:
 def code_of(loaded: LoadedRecipe) -> list[str]:
     """Each place of a recipe that runs code, with what it does; empty if the recipe is data alone."""
     recipe = loaded.recipe
-    layers = [line for place, layer in _layers(recipe) for line in _of_layer(layer, place)]
-    return [*layers, *(line for each in recipe.accuracy for line in code_of_task(each, _folder(loaded, each)))]
+    layers = [line for place, of in _all_layers(recipe) for line in code_of_server(of.server, of.environment, place)]
+    folders = ((each, loaded.path(each.task_folder)) for each in recipe.accuracy if each.task_folder)
+    return [*layers, *(line for each, folder in folders for line in code_of_task(each, folder))]
 
 
 def code_of_server(server: ServerArguments, environment: Environment, place: str = "") -> list[str]:
     """Each option and variable of a server that runs code, with what it does."""
-    options = [line for name, value in server.items() for line in _of_key(name, value, f"{place}server")]
+    options = [line for name, value in server.items() for line in _list_code_of_option(name, value, f"{place}server")]
     reasons = ((name, why_code(name, value)) for name, value in environment.items())
     return [*dict.fromkeys(options), *(f"{place}environment.{name}: it {why}" for name, why in reasons if why)]
 
@@ -94,27 +90,28 @@ def code_of_task(settings: Accuracy, folder: Path | None) -> list[str]:
     return [f"{place}: {TASKS_CODE}", *(f"{place}: {function}" for function in _functions_in(folder))]
 
 
-def _layers(recipe: Recipe) -> Iterator[tuple[str, Arguments]]:
-    yield from ((f"variants.{name}.", variant) for name, variant in recipe.variants.items())
+def _all_layers(recipe: Recipe) -> Iterator[tuple[str, Arguments | ByVersion]]:
+    layers: list[tuple[str, Arguments]] = [(f"variants.{name}.", variant) for name, variant in recipe.variants.items()]
     for gpu_type, serving in recipe.gpu_types.items():
-        yield f"gpu_types.{gpu_type}.", serving
-        yield from ((f"gpu_types.{gpu_type}.profiles.{name}.", profile) for name, profile in serving.profiles.items())
-
-
-def _of_layer(layer: Arguments, place: str) -> Iterator[str]:
-    yield from code_of_server(layer.server, layer.environment, place)
-    for number, entry in enumerate(layer.by_version):
-        yield from code_of_server(entry.server, entry.environment, f"{place}by_version.{number}.")
-
-
-def _folder(loaded: LoadedRecipe, settings: Accuracy) -> Path | None:
-    return loaded.path(settings.task_folder) if settings.task_folder else None
+        layers.append((f"gpu_types.{gpu_type}.", serving))
+        layers += [(f"gpu_types.{gpu_type}.profiles.{name}.", profile) for name, profile in serving.profiles.items()]
+    for place, layer in layers:
+        yield place, layer
+        yield from ((f"{place}by_version.{number}.", entry) for number, entry in enumerate(layer.by_version))
 
 
 # --- options
 
 
-def _of_key(name: str, value: JsonValue, place: str) -> Iterator[str]:
+def _list_code_of_option(name: str, value: JsonValue, place: str) -> list[str]:
+    try:
+        return list(_code_of_option(name, value, place))
+    except RecursionError:
+        # A thousand levels deep. The engine may read further than this check does.
+        return [f"{place}.{name}: it is nested too deeply to be checked"]
+
+
+def _code_of_option(name: str, value: JsonValue, place: str) -> Iterator[str]:
     """What an option runs. Its name may go into the option, as in `compilation-config.backend`."""
     written, *path = name.split(".")
     name, place = written.replace("_", "-"), f"{place}.{written}"
@@ -123,34 +120,34 @@ def _of_key(name: str, value: JsonValue, place: str) -> Iterator[str]:
     for key in reversed(path):
         value = {key: value}
     option = next((option for option in _OPTIONS if option.startswith(name)), None) if name not in _WHOLE_NAMES else None
-    yield from _of_value(option or name, value, place)
+    yield from _code_of_value(option or name, value, place)
 
 
-def _of_value(name: str, value: JsonValue, place: str) -> Iterator[str]:
+def _code_of_value(name: str, value: JsonValue, place: str) -> Iterator[str]:
     if value is False or value is None or value == [] or value == {}:
         return
     if why := _OPTIONS.get(name) or (_IMPORTED if _NAMES_CODE.search(name) else None):
         yield f"{place}: {why}"
         return
-    value = _parsed(value)
-    if name == _INDUCTOR and _has_text(value):
+    value = _parse_json_text(value)
+    if name == "inductor-compile-config" and _has_text(value):
         yield f"{place}: it can name compilers and code that the server runs"
     for inner, inner_value in value.items() if isinstance(value, dict) else ():
-        yield from _of_value(inner.replace("_", "-"), inner_value, f"{place}.{inner}")
+        yield from _code_of_value(inner.replace("_", "-"), inner_value, f"{place}.{inner}")
     for inner_value in value if isinstance(value, list) else (value,):
         if isinstance(inner_value, str) and _is_code(name, inner_value):
             yield f"{place}: {_IMPORTED}"
         elif isinstance(inner_value, dict | list) and inner_value is not value:
-            yield from _of_value(name, inner_value, place)
+            yield from _code_of_value(name, inner_value, place)
 
 
 def _is_code(name: str, text: str) -> bool:
-    if name == _METHOD:
-        return text.replace("_", "-") == _OWN_CLASS
+    if name == "method":
+        return text.replace("_", "-") == "custom-class"
     return name not in _NOT_QUALIFIED and bool(_QUALIFIED_NAME.fullmatch(text))
 
 
-def _parsed(value: JsonValue) -> JsonValue:
+def _parse_json_text(value: JsonValue) -> JsonValue:
     """A value that is JSON in a text is to the engine what the JSON says."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -178,27 +175,27 @@ def _functions_in(folder: Path) -> Iterator[str]:
             continue
         seen.add(path.resolve())
         try:
-            document = _composed(path)
+            document = _compose_yaml(path)
         except (OSError, ValueError, RecursionError, yaml.YAMLError):
-            yield f"{_shown(path, folder)} cannot be read as YAML"
+            yield f"{_show_path(path, folder)} cannot be read as YAML"
             continue
-        functions = dict.fromkeys(str(node.value) for node in _nodes(document) if node.tag == _FUNCTION)
-        yield from (f"{_shown(path, folder)} has {_FUNCTION} {function}" for function in functions)
-        waiting += [path.parent / included for included in _included(document)]
+        functions = dict.fromkeys(str(node.value) for node in _walk_nodes(document) if node.tag == _FUNCTION)
+        yield from (f"{_show_path(path, folder)} has {_FUNCTION} {function}" for function in functions)
+        waiting += [path.parent / included for included in _included_files(document)]
 
 
-def _composed(path: Path) -> yaml.Node | None:
+def _compose_yaml(path: Path) -> yaml.Node | None:
     if not path.is_file() or path.stat().st_size > MOST_CHARACTERS:
         raise ValueError
     # A node has its tag and its text: no constructor runs.
     return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
 
 
-def _shown(path: Path, folder: Path) -> str:
+def _show_path(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
-def _nodes(document: yaml.Node | None) -> Iterator[yaml.Node]:
+def _walk_nodes(document: yaml.Node | None) -> Iterator[yaml.Node]:
     """Every node once, however often it is referred to."""
     waiting, seen = [document] if document else [], set[int]()
     while waiting:
@@ -213,6 +210,6 @@ def _nodes(document: yaml.Node | None) -> Iterator[yaml.Node]:
             waiting += node.value
 
 
-def _included(document: yaml.Node | None) -> list[str]:
-    named = (value for key, value in document.value if key.value == _INCLUDE) if isinstance(document, yaml.MappingNode) else ()
-    return [node.value for value in named for node in _nodes(value) if isinstance(node, yaml.ScalarNode)]
+def _included_files(document: yaml.Node | None) -> list[str]:
+    named = (value for key, value in document.value if key.value == "include") if isinstance(document, yaml.MappingNode) else ()
+    return [node.value for value in named for node in _walk_nodes(value) if isinstance(node, yaml.ScalarNode)]

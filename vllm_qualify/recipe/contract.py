@@ -5,7 +5,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
-from vllm_qualify.recipe.values import Frozen, Seconds
+from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
+from vllm_qualify.recipe.values import Seconds
 
 Capability = Literal["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
 # What must be promised beside a capability: without it, its checks could not be understood.
@@ -19,7 +20,7 @@ NEEDS: dict[Capability, Capability] = {
 }
 
 
-def _promises(capabilities: list[Capability]) -> list[Capability]:
+def _check_promises(capabilities: list[Capability]) -> list[Capability]:
     twice = next((each for each in capabilities if capabilities.count(each) > 1), None)
     if twice:
         raise ValueError(f"{twice} is there more than once")
@@ -29,7 +30,7 @@ def _promises(capabilities: list[Capability]) -> list[Capability]:
     return capabilities
 
 
-Capabilities = Annotated[list[Capability], AfterValidator(_promises)]
+Capabilities = Annotated[list[Capability], AfterValidator(_check_promises)]
 
 
 class ContractCheck(NamedTuple):
@@ -95,16 +96,16 @@ def checks_of(capabilities: Collection[Capability]) -> list[ContractCheck]:
     return [check for check in CHECKS if check.capability is None or check.capability in capabilities]
 
 
-class Contract(Frozen):
+class Contract(Settings):
     """What of its contract a cell's server is asked: what everyone relies on, and what `capabilities` promise.
 
     `not_asked` has the checks among them that are left out, each with its reason. `aliases` are further names of the model.
     """
 
-    capabilities: list[Capability] = []
-    not_asked: dict[str, str] = {}
-    aliases: list[str] = []
-    time_limit_s: Seconds = 120.0
+    capabilities: Annotated[list[Capability], WORK] = []
+    not_asked: Annotated[dict[str, str], WORK] = {}
+    aliases: Annotated[list[str], WORK] = []
+    time_limit_s: Annotated[Seconds, EFFORT] = 120.0
 
     @property
     def checks(self) -> list[ContractCheck]:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.gates import TAGS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
-from vllm_qualify.recipe.yaml_text import load_yaml
+
+# YAML of others is read within bounds: what a short text refers to again and again can be a billion values.
+MOST_VALUES, MOST_CHARACTERS = 200_000, 4_000_000
 
 
 def catalog_folder() -> Path:
@@ -27,74 +29,82 @@ def catalog_names() -> list[str]:
 def load_recipe(name_or_path: str) -> LoadedRecipe:
     """A recipe by its catalog name (`reference`) or by the path of its YAML file.
 
-    Raises:
-        CallerError: no such recipe, not YAML, or not a valid recipe. It names the file, the key path and the allowed values.
+    Raises CallerError if there is no such recipe, or it is not valid. It names the file, the key path and the allowed values.
     """
-    path = _find(name_or_path)
-    document = _parse(path)
-    return LoadedRecipe(recipe=_validate(document, path), folder=path.parent.resolve())
-
-
-def _find(name_or_path: str) -> Path:
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
     path = Path(name_or_path).expanduser() if is_path else catalog_folder() / f"{name_or_path}.yaml"
-    if path.is_file():
-        return path
-    names = ", ".join(catalog_names())
-    raise CallerError(
-        f"there is no recipe '{name_or_path}'", f"name a YAML file, or one of the catalog: {names}", place="RECIPE"
-    )
+    if not path.is_file():
+        remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
+        raise CallerError(f"there is no recipe '{name_or_path}'", remedy, "RECIPE")
+    document = _parse_yaml(path)
+    if not isinstance(document, dict):
+        raise CallerError("a recipe is a mapping of keys", "start from the catalog's reference.yaml", str(path))
+    try:
+        return LoadedRecipe(recipe=Recipe.model_validate(document), folder=path.parent.resolve())
+    except ValidationError as error:
+        raise _first_problem(error, path) from error
 
 
-def _parse(path: Path) -> Any:
+def _parse_yaml(path: Path) -> Any:
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f" line {mark.line + 1}" if mark else ""
-        raise CallerError(
-            f"not valid YAML: {error.problem or error.context}", "mend the YAML", place=f"{path}{line}"
-        ) from error
+        place = f"{path} line {mark.line + 1}" if mark else str(path)
+        raise CallerError(f"not valid YAML: {error.problem or error.context}", "mend the YAML", place) from error
     except (YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise CallerError(f"not readable as YAML: {error}", "write it as UTF-8 YAML 1.2", place=str(path)) from error
+        raise CallerError(f"not readable as YAML: {error}", "write it as UTF-8 YAML 1.2", str(path)) from error
     except OSError as error:
-        raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(path)) from error
+        raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", str(path)) from error
 
 
-def _validate(document: Any, path: Path) -> Recipe:
-    if not isinstance(document, dict):
-        raise CallerError("a recipe is a mapping of keys", "start from the catalog's reference.yaml", place=str(path))
-    try:
-        return Recipe.model_validate(document)
-    except ValidationError as error:
-        raise CallerError(*_first_problem(error), place=f"{path}: {_key_path(error)}") from error
+def load_yaml(text: str) -> Any:
+    """The document of a YAML 1.2 text.
+
+    Raises what ruamel raises for documents that are not valid, and ValueError if the text is too long, if written out it has
+    too many values, or if a value contains itself.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+    # The pure loader reads YAML 1.2, as the tools that write recipes do; the C loader reads 1.1.
+    document = YAML(typ="safe", pure=True).load(text)
+    _count_values(document, {})
+    return document
 
 
-def _key_path(error: ValidationError) -> str:
-    location = _first(error)["loc"]
-    return ".".join(str(part) for part in location if part != "[key]" and part not in TAGS) or "(top level)"
+def _count_values(value: Any, known: dict[int, int | None]) -> int:
+    """How many values it has, each counted as often as it is referred to. `known` has the sizes by identity."""
+    inner = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not inner:
+        return 1
+    if id(value) not in known:
+        known[id(value)] = None
+        known[id(value)] = 1 + sum(_count_values(each, known) for each in inner)
+    size = known[id(value)]
+    if size is None:
+        raise ValueError("a value contains itself")
+    if size > MOST_VALUES:
+        raise ValueError(f"written out, it has more than {MOST_VALUES:,} values")
+    return size
 
 
-def _first(error: ValidationError) -> ErrorDetails:
-    """The error to show. An unknown key comes before a missing one beside it, because it may be a misspelling of that key."""
+def _first_problem(error: ValidationError, path: Path) -> CallerError:
+    """An unknown key comes before a missing one beside it, because it may be a misspelling of that key."""
     first, *others = error.errors()
-    if first["type"] != "missing":
-        return first
-    beside = (each for each in others if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1])
-    return next(beside, first)
-
-
-def _first_problem(error: ValidationError) -> tuple[str, str]:
-    first = _first(error)
-    more = f" ({error.error_count() - 1} more after this)" if error.error_count() > 1 else ""
+    if first["type"] == "missing":
+        unknown = (each for each in others if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1])
+        first = next(unknown, first)
+    place = f"{path}: {'.'.join(str(part) for part in first['loc'] if part != '[key]' and part not in TAGS) or '(top level)'}"
+    more = f" ({len(others)} more after this)" if others else ""
     if first["type"] == "extra_forbidden":
-        return f"unknown key{more}", f"allowed here: {', '.join(_allowed_keys(first['loc']))}"
-    message = first["msg"].removeprefix("Value error, ")
-    shown = "" if first["type"] in ("missing", "value_error") else f", got {_short(first['input'])}"
-    return f"{message}{shown}{more}", "see docs/recipes.md for the keys and what each allows"
+        return CallerError(f"unknown key{more}", f"allowed here: {', '.join(_allowed_keys(first['loc']))}", place)
+    shown = "" if first["type"] in ("missing", "value_error") else f", got {short(first['input'])}"
+    problem = f"{first['msg'].removeprefix('Value error, ')}{shown}{more}"
+    return CallerError(problem, "see docs/recipes.md for the keys and what each allows", place)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """The value as Python writes it, cut so that it fits into a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -6,21 +6,10 @@ from typing import Literal, get_args
 
 from vllm_qualify.recipe import contract
 
-Stage = Literal[
-    "fit",
-    "baseline",
-    "serve",
-    "smoke",
-    "contract",
-    "accuracy",
-    "likelihood",
-    "load",
-    "speculation",
-    "sweep",
-    "soak",
-    "starts",
+StageName = Literal[
+    "fit", "baseline", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "soak", "starts"
 ]
-STAGES: tuple[Stage, ...] = get_args(Stage)
+STAGES: tuple[StageName, ...] = get_args(StageName)
 Direction = Literal["higher", "lower"]
 
 
@@ -33,7 +22,7 @@ class Metric:
     """
 
     name: str
-    stage: Stage
+    stage: StageName
     unit: str
     direction: Direction
     meaning: str
@@ -94,6 +83,7 @@ SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
 GOODPUT, SPEEDUP, SPEEDUP_BATCH1 = "goodput_req_s", "speculative_speedup", "speculative_speedup_batch1"
 PREFIX_HIT_SHARE = "prefix_hit_share"
+OUTPUT_THROUGHPUT = "output_throughput_tok_s"
 # Throughputs over the number of the server's GPUs, each with the one that it is made of.
 PER_GPU = {f"{name}_throughput_tok_s_gpu": f"{name}_throughput_tok_s" for name in ("output", "total")}
 # The time to the first token of a chat's first turn, and of those after it.
@@ -152,7 +142,7 @@ _DECLARED = (
     Metric(TEXT_NLL, "likelihood", "nat/tok", "lower", "negative log-likelihood of the recipe's texts, mean over their tokens"),
     Metric(TEXT_TOP1, "likelihood", "fraction", "higher", "share of the tokens of the recipe's texts that are the likeliest"),
     Metric("request_throughput_req_s", "load", "req/s", "higher", "requests completed per second"),
-    Metric("output_throughput_tok_s", "load", "tok/s", "higher", "output tokens per second"),
+    Metric(OUTPUT_THROUGHPUT, "load", "tok/s", "higher", "output tokens per second"),
     Metric("total_throughput_tok_s", "load", "tok/s", "higher", "input and output tokens per second"),
     *(
         Metric(name, "load", "tok/s/GPU", "higher", f"{whole} over the number of the server's GPUs")

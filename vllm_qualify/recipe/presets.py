@@ -42,29 +42,25 @@ PRESETS: dict[str, list[dict[str, Any]]] = {
 def with_presets(accuracy: object) -> object:
     """The entries of `accuracy` as they are written in a recipe, with the tasks of a preset in its place.
 
-    What an entry says besides its preset is said of each of its tasks, but published scores stand by task.
-
-    Raises:
-        ValueError: there is no such preset or task.
+    What an entry says besides its preset is said of each of its tasks, but published scores stand by task. Raises ValueError
+    if there is no such preset or task.
     """
     if not isinstance(accuracy, list):
         return accuracy
-    return [task for entry in accuracy for task in _tasks(entry)]
+    return [task for entry in accuracy for task in _expand_entry(entry)]
 
 
-def _tasks(entry: object) -> list[object]:
+def _expand_entry(entry: object) -> list[object]:
     if not isinstance(entry, dict) or "preset" not in entry:
         return [entry]
-    own = {name: value for name, value in entry.items() if name != "preset"}
+    own = dict(entry)
+    name = own.pop("preset")
     if "task" in own:
-        raise ValueError(f"an entry of accuracy has the preset {entry['preset']!r} and a task: make two entries of it")
-    name = entry["preset"]
+        raise ValueError(f"an entry of accuracy has the preset {name!r} and a task: make two entries of it")
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"there is no preset {name!r}: take {', '.join(PRESETS)}")
     published = own.pop("published", {})
-    tasks = [task["task"] for task in PRESETS[name]]
-    if not (isinstance(published, dict) and published.keys() <= set(tasks)):
+    tasks = {task["task"]: task | own for task in PRESETS[name]}
+    if not (isinstance(published, dict) and published.keys() <= tasks.keys()):
         raise ValueError(f"published scores beside a preset stand by its tasks: {', '.join(tasks)}")
-    return [
-        task | own | ({"published": published[task["task"]]} if task["task"] in published else {}) for task in PRESETS[name]
-    ]
+    return [task | ({"published": published[each]} if each in published else {}) for each, task in tasks.items()]

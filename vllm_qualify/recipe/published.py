@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.values import Count, CountOrNone, FilterName, Frozen, Name, Share
+from vllm_qualify.recipe.values import Count, CountOrZero, FilterName, Frozen, Name, Share
 
 
 def _not_blank(text: str) -> str:
@@ -31,10 +31,10 @@ class PublishedScore(Frozen):
 
     score: Share = Field(description="the score, from 0 to 1")
     source: Source = Field(description="where it was published: an address, or a document with its place in it")
-    of: Remark | None = Field(default=None, description="which model or precision it is of, if it is not this one")
-    metric: ScoreName | None = Field(default=None, description="our metric that it is compared with; all scores by default")
-    filter: FilterName | None = Field(default=None, description="the filter of that metric")
-    num_fewshot: CountOrNone | None = Field(default=None, description="solved examples in each prompt")
-    api: Literal["completions", "chat"] | None = Field(default=None, description="`chat` has the model's own template")
-    max_gen_toks: Count | None = Field(default=None, description="the longest reply")
-    note: Remark | None = Field(default=None, description="what else was different, such as sampling or the effort of thinking")
+    of: Remark | None = Field(None, description="which model or precision it is of, if it is not this one")
+    metric: ScoreName | None = Field(None, description="our metric that it is compared with; all scores by default")
+    filter: FilterName | None = Field(None, description="the filter of that metric")
+    num_fewshot: CountOrZero | None = Field(None, description="solved examples in each prompt")
+    api: Literal["completions", "chat"] | None = Field(None, description="`chat` has the model's own template")
+    max_gen_toks: Count | None = Field(None, description="the longest reply")
+    note: Remark | None = Field(None, description="what else was different, such as sampling or the effort of thinking")

@@ -9,63 +9,71 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from vllm_qualify.recipe.anchor import NamedAnchor
+from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS, Accuracy, Likelihood, Smoke
 from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
+from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1, TURN_TTFTS
 from vllm_qualify.recipe.presets import with_presets
+from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.serving import Arguments, Variant
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Gibibytes, Name, Positive, Seconds, TaskName, Text
-from vllm_qualify.recipe.workload import LEAST_REPETITIONS, Accuracy, Fit, Likelihood, LoadSettings, Smoke, Soak, Sweep
+from vllm_qualify.recipe.values import (
+    Count,
+    CountOrZero,
+    Frozen,
+    Gibibytes,
+    Name,
+    Positive,
+    PositiveShare,
+    PriceUsd,
+    Seconds,
+    Text,
+)
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
-MOST_STARTS = 10
+MOST_STARTS = 16
 
 
 class Approval(Frozen):
     """How reports that passed become approvals. Deployments trust approvals."""
 
     automatic: bool = Field(
-        default=False,
-        description="approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
-        " else a person decides",
+        False,
+        description=(
+            "approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
+            " else a person decides"
+        ),
     )
     valid_days: int = Field(
-        default=90,
+        90,
         ge=1,
         le=3650,
         description="from the decision until the approval expires; a waiver that it rests on can end it earlier",
     )
 
 
-class Profile(Arguments):
+class Profile(Arguments, ProfileStages):
     """A serving goal: its tunables over the GPU type's arguments, its workload and its gates."""
 
     load: LoadSettings = Field(description="the workload")
-    sweep: Sweep | None = Field(default=None, description="the same workload at other levels")
-    fit: Fit | None = Field(default=None, description="server arguments that are searched for on the machine")
     soak_min: Positive | None = Field(
-        default=None, description="how long the server is soaked at part load, in minutes, after its loads"
+        None, description="how long the server is soaked at part load, in minutes, after its loads"
     )
-    soak_share: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        default=0.5, description="the part of the load's clients, or of its rate, with which it is soaked"
+    soak_share: PositiveShare = Field(
+        0.5, description="the part of the load's clients, or of its rate, with which it is soaked"
     )
-    gates: Gates = Field(default=[], description="gates of this profile, beside those of the recipe")
+    gates: Gates = Field([], description="gates of this profile, beside those of the recipe")
 
     @property
     def soak(self) -> Soak | None:
         return Soak(soak_min=self.soak_min, soak_share=self.soak_share) if self.soak_min else None
 
     @model_validator(mode="after")
-    def _soak_has_a_load(self) -> Self:
+    def _stages_have_a_load(self) -> Self:
         if self.soak_min and self.load.trace:
             raise ValueError("a soak sends its requests evenly, and a trace has times of its own: give it another profile")
         if not self.soak_min and "soak_share" in self.model_fields_set:
             raise ValueError("soak_share is of a soak: give soak_min, its minutes")
-        return self
-
-    @model_validator(mode="after")
-    def _fit_finds_what_is_open(self) -> Self:
         set_too = [name for name in (self.fit.options if self.fit else []) if name in self.server]
         if set_too:
             raise ValueError(f"fit finds {', '.join(set_too)}, and the server sets it too: leave one of the two out")
@@ -86,26 +94,41 @@ class Serving(Arguments):
     """How the model is served on one GPU type."""
 
     default_variant: Name = Field(description="one of `variants`; `--variant` chooses another")
-    warm_starts: CountOrNone = Field(
-        default=0, description="how often the server is started once more after the load, now that its caches are full"
+    warm_starts: CountOrZero = Field(
+        0, description="how often the server is started once more after the load, now that its caches are full"
     )
     starts: Count = Field(
-        default=8,
+        16,
         le=MOST_STARTS,
         description="how often the server is started at most, where gates compare with a baseline: starts of one build differ."
-        " Most releases are decided after 2 or 3. A run that becomes a baseline is started 4 times at most",
+        " Most releases are decided after 3 to 6. A run that becomes a baseline is mostly started 3 to 5 times",
     )
-    price_usd_gpu_hour: Annotated[float, Field(strict=True, gt=0)] | None = Field(
-        default=None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"
+    price_usd_gpu_hour: PriceUsd | None = Field(
+        None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"
     )
     network: Literal["infiniband"] | None = Field(
-        default=None, description="what NCCL must use between nodes; it is read from the server's log"
+        None, description="what NCCL must use between nodes; it is read from the server's log"
     )
-    startup_timeout_s: Seconds = Field(default=1800.0, description="from the launch to the first completion that came back")
+    startup_timeout_s: Seconds = Field(1800.0, description="from the launch to the first completion that came back")
     memory_limit_gib: Gibibytes | None = Field(
-        default=None, description="limit of the container's host memory; only with `--launcher docker`"
+        None, description="limit of the container's host memory; only with `--launcher docker`"
     )
     profiles: dict[Name, Profile] = Field(min_length=1, description="`throughput`, `balanced`, `latency`, or any other name")
+
+
+class NamedAnchor(Frozen):
+    """The run that a cell is held against for good: an approved one of the cell of its baseline, instead of the first."""
+
+    run: Text = Field(description="an approved run that was made to be a baseline")
+    gpu_type: Name = Field(description="of the cell")
+    variant: Name = Field(description="of the cell")
+    profile: Name = Field(description="of the cell")
+
+
+def _check_distinct(names: list[str], problem: str) -> None:
+    """Raises ValueError if a name is there twice; `problem` has its place."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(problem.format(", ".join(twice)))
 
 
 def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
@@ -115,15 +138,31 @@ def _check_known(place: str, names: list[str], known: Collection[str]) -> None:
 
 
 def _check_has_baseline(gate: MaxLossSinceAnchor, gates: Collection[Gate]) -> None:
-    beside = next((other for other in gates if other.against == "answers" and _about(other) == _about(gate)), None)
+    """A gate against the anchor asks no question more: those that are asked must do for it."""
+    score = (gate.metric, gate.task, gate.filter)
+    of_score = (other for other in gates if (other.metric, other.task, other.filter) == score)
+    beside = next((other for other in of_score if other.against == "answers"), None)
     if beside is None:
         raise ValueError(f"the gate on {gate.label} needs one with max_loss on the same score beside it")
     if gate.max_loss_since_anchor < min(beside.bounds):
         raise ValueError(f"max_loss_since_anchor of {gate.label} must be max_loss or more: no more questions are asked for it")
 
 
-def _about(gate: Gate) -> tuple[str, str | None, str | None]:
-    return gate.metric, gate.task, gate.filter
+def _check_can_be_judged(gate: Gate, profile: Profile, place: str) -> None:
+    """Raises ValueError if nothing in the profile measures what the gate is on, or too few requests do."""
+    load, metric = profile.load, gate.metric
+    least = load.least_prompts(metric)
+    if load.num_prompts is not None and load.num_prompts < least:
+        raise ValueError(f"{place}.load.num_prompts must be {least} or more for the gate on {gate.label}")
+    if metric == GOODPUT and load.slo is None:
+        raise ValueError(f"a gate on {GOODPUT} needs the workload's 'slo'")
+    if metric == PREFIX_HIT_SHARE and not load.shares_prefixes:
+        needed = "prompts that begin alike: 'shared_prefix_len', 'prompts', 'trace' or 'api: chat'"
+        raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
+    if metric in TURN_TTFTS and load.turns == 1:
+        raise ValueError(f"a gate on {metric} needs chats of several 'turns'")
+    if METRICS[metric].stage == "soak" and not profile.soak:
+        raise ValueError(f"the gate on {metric} needs 'soak_min', the minutes of the soak, in {place}")
 
 
 class Recipe(Frozen):
@@ -133,9 +172,11 @@ class Recipe(Frozen):
     description: Text = Field(description="one sentence for people")
     served_model_name: Text = Field(description="the name under which the server offers the model")
     aliases: list[Text] = Field(
-        default=[],
-        description="more names under which the server offers the model. The smoke test and the contract hold it to all of"
-        " them. TensorRT-LLM takes none",
+        [],
+        description=(
+            "more names under which the server offers the model. The smoke test and the contract hold it to all of"
+            " them. TensorRT-LLM takes none"
+        ),
     )
     variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
     gpu_types: dict[Name, Serving] = Field(
@@ -144,68 +185,40 @@ class Recipe(Frozen):
     )
     smoke: Smoke = Field(description="the fixed prompt")
     contract: bool | None = Field(
-        default=None,
+        None,
         description="whether each server is asked for the API's contract; every check of it is then a gate. By default vLLM's"
         " are; TensorRT-LLM's only with `true` or `capabilities`",
     )
     capabilities: Capabilities = Field(
-        default=[],
-        description="what every server offers beyond completions. Each promise adds its checks to the contract. All need"
-        " `chat` beside them, and `parallel_tools` needs `tools`",
+        [],
+        description=(
+            "what every server offers beyond completions. Each promise adds its checks to the contract. All need"
+            " `chat` beside them, and `parallel_tools` needs `tools`"
+        ),
     )
     accuracy: Annotated[list[Accuracy], BeforeValidator(with_presets)] = Field(
         min_length=1, description="the lm-eval tasks. `preset: chat` in place of one stands for the tasks of that preset"
     )
-    likelihood: Likelihood | None = Field(default=None, description="texts whose likelihood is compared with the baseline's")
+    likelihood: Likelihood | None = Field(None, description="texts whose likelihood is compared with the baseline's")
     gates: Gates = Field(min_length=1, description="gates of every cell")
-    waivers: list[Waiver] = Field(default=[], description="gates that need not be passed for some time")
+    waivers: list[Waiver] = Field([], description="gates that need not be passed for some time")
     anchors: list[NamedAnchor] = Field(
-        default=[], description="anchors of cells; of any other cell it is the first baseline that was approved"
+        [], description="anchors of cells; of any other cell it is the first baseline that was approved"
     )
-    approval: Approval = Field(
-        default=Approval(), description="who turns a report that passed into an approval, and for how long"
-    )
-
-    @model_validator(mode="after")
-    def _default_variants_exist(self) -> Self:
-        for gpu_type, serving in self.gpu_types.items():
-            if serving.default_variant not in self.variants:
-                known = ", ".join(self.variants)
-                raise ValueError(
-                    f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}' is not among the variants: {known}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _aliases_are_names(self) -> Self:
-        names = [self.served_model_name, *self.aliases]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"aliases: {', '.join(twice)} is a name of the model more than once")
-        like_options = [name for name in self.aliases if name.startswith("-")]
-        if like_options:
-            raise ValueError(f"aliases: '{like_options[0]}' begins with a dash, so the engine would read it as an option")
-        other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
-        if self.aliases and other:
-            raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
-        return self
-
-    @model_validator(mode="after")
-    def _promises_are_checked(self) -> Self:
-        promises = {"": self.capabilities} | {f"variants.{name}.": each.capabilities for name, each in self.variants.items()}
-        place = next((f"{place}capabilities" for place, promised in promises.items() if promised), None)
-        if self.contract is False and place:
-            raise ValueError(f"{place} are checked by the API's contract: leave them out, or 'contract: false'")
-        return self
+    approval: Approval = Field(Approval(), description="who turns a report that passed into an approval, and for how long")
 
     @model_validator(mode="after")
     def _variants_fit(self) -> Self:
         """A name that no cell has is a typing error. It would silently exclude a cell that the author wanted."""
+        for gpu_type, serving in self.gpu_types.items():
+            if serving.default_variant not in self.variants:
+                place = f"gpu_types.{gpu_type}.default_variant '{serving.default_variant}'"
+                raise ValueError(f"{place} is not among the variants: {', '.join(self.variants)}")
+        profiles = {name for serving in self.gpu_types.values() for name in serving.profiles}
         for name, variant in self.variants.items():
             _check_known(f"variants.{name}.gpu_types", variant.gpu_types, self.gpu_types)
-            _check_known(
-                f"variants.{name}.profiles", variant.profiles, {p for s in self.gpu_types.values() for p in s.profiles}
-            )
+            _check_known(f"variants.{name}.profiles", variant.profiles, profiles)
+            _check_known(f"variants.{name}.baseline", [variant.baseline] if variant.baseline else [], self.variants)
             if not any(variant_of_cell == name for _, variant_of_cell, _ in self.cells()):
                 raise ValueError(f"variants.{name} has no cell: its profiles are not those of its GPU types")
         for gpu_type, serving in self.gpu_types.items():
@@ -214,149 +227,77 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _tasks_are_distinct(self) -> Self:
+    def _servers_can_have_it(self) -> Self:
+        _check_distinct([self.served_model_name, *self.aliases], "aliases: {} is a name of the model more than once")
+        like_options = [name for name in self.aliases if name.startswith("-")]
+        if like_options:
+            raise ValueError(f"aliases: '{like_options[0]}' begins with a dash, so the engine would read it as an option")
+        other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
+        if self.aliases and other:
+            raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
+        promises = {"": self.capabilities} | {f"variants.{name}.": each.capabilities for name, each in self.variants.items()}
+        place = next((f"{place}capabilities" for place, promised in promises.items() if promised), None)
+        if self.contract is False and place:
+            raise ValueError(f"{place} are checked by the API's contract: leave them out, or 'contract: false'")
+        return self
+
+    @model_validator(mode="after")
+    def _gates_have_questions(self) -> Self:
         tasks = [accuracy.task for accuracy in self.accuracy]
-        twice = sorted({task for task in tasks if tasks.count(task) > 1})
-        if twice:
-            raise ValueError(f"accuracy has the task {', '.join(twice)} more than once")
-        for gate in [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]:
-            if METRICS[gate.metric].stage == "accuracy":
-                self._check_task(gate, tasks)
-        return self
-
-    @model_validator(mode="after")
-    def _comparisons_have_repetitions(self) -> Self:
-        gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
-        for accuracy in self.accuracy:
-            paired = [gate for gate in gates if gate.against == "answers" and gate.task in (None, accuracy.task)]
-            if paired and accuracy.most_repetitions < LEAST_REPETITIONS:
-                problem = f"accuracy of {accuracy.task}: most_repetitions must be {LEAST_REPETITIONS} or more"
-                raise ValueError(f"{problem} for a gate with {paired[0].form()}, whose baseline is asked so often at least")
-        return self
-
-    @model_validator(mode="after")
-    def _likelihoods_have_texts(self) -> Self:
-        gates = [*self.gates, *(gate for profile in self._profiles() for gate in profile.gates)]
-        for gate in (gate for gate in gates if METRICS[gate.metric].stage == "likelihood"):
-            if self.likelihood is None:
+        _check_distinct(tasks, "accuracy has the task {} more than once")
+        profiles = [profile for serving in self.gpu_types.values() for profile in serving.profiles.values()]
+        for gate in [*self.gates, *(gate for profile in profiles for gate in profile.gates)]:
+            stage = METRICS[gate.metric].stage
+            if stage == "accuracy" and gate.task is None and len(tasks) > 1:
+                raise ValueError(f"the gate on {gate.label} must name its 'task', one of {', '.join(tasks)}")
+            if stage == "accuracy" and gate.task is not None and gate.task not in tasks:
+                raise ValueError(f"the gate on {gate.label} names a task that accuracy does not have: {', '.join(tasks)}")
+            asked = [each for each in self.accuracy if gate.against == "answers" and gate.task in (None, each.task)]
+            if asked and asked[0].most_repetitions < LEAST_REPETITIONS:
+                problem = f"accuracy of {asked[0].task}: most_repetitions must be {LEAST_REPETITIONS} or more"
+                raise ValueError(f"{problem} for a gate with {gate.form()}, whose baseline is asked so often at least")
+            if stage == "likelihood" and self.likelihood is None:
                 raise ValueError(f"the gate on {gate.label} needs 'likelihood', which says what is scored")
-            if gate.metric in (TEXT_NLL, TEXT_TOP1) and self.likelihood.texts is None:
+            if gate.metric in (TEXT_NLL, TEXT_TOP1) and self.likelihood and self.likelihood.texts is None:
                 raise ValueError(f"the gate on {gate.label} needs 'likelihood.texts', a file of texts")
         return self
 
-    def _check_task(self, gate: Gate, tasks: list[TaskName]) -> None:
-        if gate.task is None and len(tasks) > 1:
-            raise ValueError(f"the gate on {gate.label} must name its 'task', one of {', '.join(tasks)}")
-        if gate.task is not None and gate.task not in tasks:
-            raise ValueError(f"the gate on {gate.label} names a task that accuracy does not have: {', '.join(tasks)}")
-
     @model_validator(mode="after")
-    def _gates_are_distinct(self) -> Self:
-        for profile in self._profiles():
-            labels = [gate.label for gate in self.gates_of(profile)]
-            twice = sorted({label for label in labels if labels.count(label) > 1})
-            if twice:
-                raise ValueError(f"more than one gate on {', '.join(twice)}")
-        return self
-
-    @model_validator(mode="after")
-    def _anchors_go_with_baselines(self) -> Self:
-        """A gate against the anchor asks no question more: those that are asked must do for it."""
-        for profile in self._profiles():
-            gates = self.gates_of(profile)
-            for gate in gates:
-                if isinstance(gate, MaxLossSinceAnchor):
-                    _check_has_baseline(gate, gates)
-        return self
-
-    @model_validator(mode="after")
-    def _anchors_are_of_cells(self) -> Self:
-        named = [(anchor.gpu_type, anchor.variant, anchor.profile) for anchor in self.anchors]
-        for cell in named:
-            if cell not in set(self.cells()):
-                raise ValueError(f"an anchor is for {'/'.join(cell)}, which the recipe does not have")
-            if named.count(cell) > 1:
-                raise ValueError(f"{'/'.join(cell)} has more than one anchor")
-        return self
-
-    @model_validator(mode="after")
-    def _percentiles_have_requests(self) -> Self:
+    def _gates_fit_their_profiles(self) -> Self:
         for gpu_type, serving in self.gpu_types.items():
             for name, profile in serving.profiles.items():
-                for gate in self.gates_of(profile):
-                    least = profile.load.least_prompts(gate.metric)
-                    if profile.load.num_prompts is not None and profile.load.num_prompts < least:
-                        place = f"gpu_types.{gpu_type}.profiles.{name}.load.num_prompts"
-                        raise ValueError(f"{place} must be {least} or more for the gate on {gate.label}")
+                place, gates = f"gpu_types.{gpu_type}.profiles.{name}", self.gates_of(profile)
+                _check_distinct([gate.label for gate in gates], "more than one gate on {}")
+                for gate in gates:
+                    _check_can_be_judged(gate, profile, place)
+                    if gpu_type == "cpu" and gate.metric in (GPU_GROWTH, *PER_GPU):
+                        raise ValueError(f"{place} has no GPU for the gate on {gate.metric}")
+                    if isinstance(gate, MaxLossSinceAnchor):
+                        _check_has_baseline(gate, gates)
         return self
 
     @model_validator(mode="after")
-    def _goodput_has_an_slo(self) -> Self:
-        for profile in self._profiles():
-            if profile.load.slo is None and any(gate.metric == GOODPUT for gate in self.gates_of(profile)):
-                raise ValueError(f"a gate on {GOODPUT} needs the workload's 'slo'")
-        return self
-
-    @model_validator(mode="after")
-    def _hits_have_a_workload(self) -> Self:
-        for profile in self._profiles():
-            if not profile.load.shares_prefixes and any(g.metric == PREFIX_HIT_SHARE for g in self.gates_of(profile)):
-                needed = "prompts that begin alike: 'shared_prefix_len', 'prompts', 'trace' or 'api: chat'"
-                raise ValueError(f"a gate on {PREFIX_HIT_SHARE} needs {needed}")
-        return self
-
-    @model_validator(mode="after")
-    def _turns_are_there(self) -> Self:
-        for profile in self._profiles():
-            gated = [gate.metric for gate in self.gates_of(profile) if gate.metric in TURN_TTFTS]
-            if gated and profile.load.turns == 1:
-                raise ValueError(f"a gate on {gated[0]} needs chats of several 'turns'")
-        return self
-
-    @model_validator(mode="after")
-    def _growths_have_a_soak(self) -> Self:
-        for gpu_type, serving in self.gpu_types.items():
-            for name, profile in serving.profiles.items():
-                gated = [gate.metric for gate in self.gates_of(profile) if METRICS[gate.metric].stage == "soak"]
-                if gated and not profile.soak:
-                    needed = "'soak_min', the minutes of the soak"
-                    raise ValueError(f"the gate on {gated[0]} needs {needed}, in gpu_types.{gpu_type}.profiles.{name}")
-        return self
-
-    @model_validator(mode="after")
-    def _gates_on_gpus_have_gpus(self) -> Self:
-        serving = self.gpu_types.get("cpu")
-        for name, profile in serving.profiles.items() if serving else ():
-            for gate in self.gates_of(profile):
-                if gate.metric in (GPU_GROWTH, *PER_GPU):
-                    raise ValueError(f"gpu_types.cpu.profiles.{name} has no GPU for the gate on {gate.metric}")
-        return self
-
-    @model_validator(mode="after")
-    def _waivers_are_of_gates(self) -> Self:
+    def _anchors_and_waivers_are_of_cells(self) -> Self:
         """A waiver with a typing error would silently have no effect."""
+        anchored = [(anchor.gpu_type, anchor.variant, anchor.profile) for anchor in self.anchors]
+        for cell in anchored:
+            self._check_cell(cell, "an anchor")
+            if anchored.count(cell) > 1:
+                raise ValueError(f"{'/'.join(cell)} has more than one anchor")
         for waiver in self.waivers:
-            cell = (waiver.gpu_type, waiver.variant, waiver.profile)
-            if cell not in set(self.cells()):
-                raise ValueError(f"the waiver of {waiver.gate} is for {'/'.join(cell)}, which the recipe does not have")
+            self._check_cell((waiver.gpu_type, waiver.variant, waiver.profile), f"the waiver of {waiver.gate}")
             labels = [gate.label for gate in self.gates_of(self.gpu_types[waiver.gpu_type].profiles[waiver.profile])]
-            if waiver.gate not in (*labels, *self._checks(self.variants[waiver.variant])):
+            asked = [] if self.contract is False else checks_of(self.capabilities_of(self.variants[waiver.variant]))
+            if waiver.gate not in (*labels, *(check.name for check in asked)):
                 problem = f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}"
                 raise ValueError(f"{problem}; and each check of the contract that is asked")
         return self
 
-    def _checks(self, variant: Variant) -> list[str]:
-        """The checks of the contract that a variant's server is asked, if its engine is held to them."""
-        return [] if self.contract is False else [check.name for check in checks_of(self.promised(variant))]
+    def _check_cell(self, cell: tuple[str, str, str], what: str) -> None:
+        if cell not in set(self.cells()):
+            raise ValueError(f"{what} is for {'/'.join(cell)}, which the recipe does not have")
 
-    @model_validator(mode="after")
-    def _baselines_exist(self) -> Self:
-        for name, variant in self.variants.items():
-            if variant.baseline:
-                _check_known(f"variants.{name}.baseline", [variant.baseline], self.variants)
-        return self
-
-    def promised(self, variant: Variant) -> list[Capability]:
+    def capabilities_of(self, variant: Variant) -> list[Capability]:
         """What a variant's server offers beyond completions."""
         return self.capabilities if variant.capabilities is None else variant.capabilities
 
@@ -374,10 +315,6 @@ class Recipe(Frozen):
             for name, variant in self.variants.items():
                 if variant.fits_gpu_type(gpu_type) and (version is None or variant.fits_version(version)):
                     yield from ((gpu_type, name, profile) for profile in serving.profiles if variant.fits_profile(profile))
-
-    def _profiles(self) -> Iterator[Profile]:
-        for serving in self.gpu_types.values():
-            yield from serving.profiles.values()
 
 
 class LoadedRecipe(Frozen):

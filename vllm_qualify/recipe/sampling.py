@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_qualify.recipe.values import Flag, Frozen, NotNegative, Number, Positive, Text
+from vllm_qualify.recipe.values import Flag, Frozen, NotNegative, Number, Positive, PositiveShare, Share, Text
 
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2)]
 # What a chat's template takes: no lists and no mappings.
@@ -15,18 +15,14 @@ class Sampling(Frozen):
     """What is sent with each request of a task. What is left out is the server's: often the model's generation_config.json."""
 
     temperature: NotNegative = Field(description="0 takes the likeliest token")
-    top_p: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
-        default=None, description="only the likeliest tokens that have this share together"
-    )
+    top_p: PositiveShare | None = Field(None, description="only the likeliest tokens that have this share together")
     top_k: Annotated[int, Field(strict=True, ge=-1)] | None = Field(
-        default=None, description="only so many of the likeliest tokens; 0 and -1 are all"
+        None, description="only so many of the likeliest tokens; 0 and -1 are all"
     )
-    min_p: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
-        default=None, description="only tokens that have this share of the likeliest one's"
-    )
-    presence_penalty: Penalty | None = Field(default=None, description="against tokens that came before")
-    frequency_penalty: Penalty | None = Field(default=None, description="against tokens, by how often they came before")
-    repetition_penalty: Positive | None = Field(default=None, description="above 1 is against tokens that came before")
+    min_p: Share | None = Field(None, description="only tokens that have this share of the likeliest one's")
+    presence_penalty: Penalty | None = Field(None, description="against tokens that came before")
+    frequency_penalty: Penalty | None = Field(None, description="against tokens, by how often they came before")
+    repetition_penalty: Positive | None = Field(None, description="above 1 is against tokens that came before")
 
     @property
     def is_greedy(self) -> bool:

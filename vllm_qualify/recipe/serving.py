@@ -15,19 +15,9 @@ from vllm_qualify.recipe.values import Frozen, Name, Text
 EngineName = Literal["vllm", "tensorrt-llm"]
 VLLM: EngineName = "vllm"
 SETTABLE_BY_US = (
-    "model",
-    "host",
-    "port",
-    "served-model-name",
-    "config",
-    "revision",
-    "tokenizer-revision",
-    "uds",
-    "api-key",
-    "hf-token",
+    *("model", "host", "port", "served-model-name", "config", "revision", "tokenizer-revision"),
+    *("uds", "api-key", "hf-token"),
 )
-
-
 # What begins with a dash, and is not a number: a parser reads it as an option, wherever it stands.
 _AN_OPTION = re.compile(r"-(?![0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z)")
 
@@ -112,23 +102,22 @@ class ByVersion(Frozen):
 
     vllm: VersionRange = Field(description="the versions that it is for")
     without: list[Text] = Field(
-        default=[], description="server arguments and environment names from beside it that these versions do not have"
+        [], description="server arguments and environment names from beside it that these versions do not have"
     )
-    server: ServerArguments = Field(default={}, description="over those beside it")
-    environment: RecipeEnvironment = Field(default={}, description="over that beside it")
+    server: ServerArguments = Field({}, description="over those beside it")
+    environment: RecipeEnvironment = Field({}, description="over that beside it")
 
 
 class Arguments(Frozen):
     """Server options and environment of one layer of a recipe, with the differences by version."""
 
     server: ServerArguments = Field(
-        default={},
-        description="options of the server; those of the GPU type come first, then the variant's, then the profile's",
+        {}, description="options of the server; those of the GPU type come first, then the variant's, then the profile's"
     )
     environment: RecipeEnvironment = Field(
-        default={}, description="variables of the server process, in the same order; numbers are quoted"
+        {}, description="variables of the server process, in the same order; numbers are quoted"
     )
-    by_version: list[ByVersion] = Field(default=[], description="what differs for some versions of vLLM")
+    by_version: list[ByVersion] = Field([], description="what differs for some versions of vLLM")
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
@@ -152,7 +141,7 @@ class Arguments(Frozen):
                 raise ValueError(f"by_version.{number}.without names {', '.join(absent)}, which the keys beside it do not set")
         return self
 
-    def at(self, version: str) -> tuple[ServerArguments, Environment]:
+    def for_version(self, version: str) -> tuple[ServerArguments, Environment]:
         """The layer's server options and environment for a version of vLLM."""
         server, environment = dict(self.server), dict(self.environment)
         for entry in self.by_version:
@@ -179,35 +168,34 @@ class Variant(Arguments):
     """
 
     model: Text = Field(
-        description="a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds a"
-        " `config.json`",
+        description=(
+            "a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds"
+            " a `config.json`"
+        )
     )
-    engine: EngineName = Field(default=VLLM, description="what serves it")
+    engine: EngineName = Field(VLLM, description="what serves it")
     revision: Text | None = Field(
-        default=None,
+        None,
         description="branch, tag or commit on the hub; none is its default branch. The commit behind it is served and recorded",
     )
     signed_by: Annotated[Text, AfterValidator(_publishers_key)] | None = Field(
-        default=None,
+        None,
         description="the publisher's public key (PEM; P-256, P-384 or P-521). With it, a model is served only if `model.sig`"
         " (Open Model Signing) is a signature of all of its files by this key",
     )
     smoke_golden: Text | None = Field(
-        default=None, description="the exact reply to the smoke prompt. With it, the gate `smoke_golden` is added"
+        None, description="the exact reply to the smoke prompt. With it, the gate `smoke_golden` is added"
     )
     gpu_types: list[Name] = Field(
-        default=[], description="the GPU types that can serve it, like Blackwell's for NVFP4; empty is all of the recipe's"
+        [], description="the GPU types that can serve it, like Blackwell's for NVFP4; empty is all of the recipe's"
     )
-    profiles: list[Name] = Field(default=[], description="the profiles that it is for; empty is all")
+    profiles: list[Name] = Field([], description="the profiles that it is for; empty is all")
     capabilities: Capabilities | None = Field(
-        default=None, description="what its servers offer beyond completions, in place of the recipe's `capabilities`"
+        None, description="what its servers offer beyond completions, in place of the recipe's `capabilities`"
     )
-    vllm: VersionRange | None = Field(
-        default=None, description="the versions of vLLM that can serve it, like `>=0.15`; none is all"
-    )
+    vllm: VersionRange | None = Field(None, description="the versions of vLLM that can serve it, like `>=0.15`; none is all")
     baseline: Name | None = Field(
-        default=None,
-        description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it passed before",
+        None, description="the variant that it is compared with, like `bf16` for `fp8`; none is itself, as it passed before"
     )
 
     @model_validator(mode="after")

@@ -20,10 +20,11 @@ ModelKind = Literal["dense", "hybrid"]
 
 
 class Option(Frozen):
-    """An option of `vllm serve`. `negatives` are the names that switch a flag off."""
+    """An option of `vllm serve`."""
 
     is_flag: bool
     negatives: list[str]
+    """the names that switch a flag off"""
     several: bool
     choices: list[str] | None
     type: str | None
@@ -32,32 +33,31 @@ class Option(Frozen):
 
 
 class EngineTable(Frozen):
-    """What one vLLM knows. `configs` has the fields of its configuration classes; a field without a schema accepts any value.
-
-    `resolved` has, for each kind of model on a GPU, the values that vLLM gives to options that are left out. `registries`
-    has, by the option or the field that takes a name, the names that are registered; it is empty in a table made before
-    they were asked for. `required` has the flags that need another option. `ignoring` has the configuration classes that
-    ignore fields that they do not have; the others refuse them.
-    """
+    """What one vLLM knows."""
 
     version: str
     options: dict[str, Option]
     configs: dict[str, dict[str, Schema]]
+    """the fields of its configuration classes; a field without a schema accepts any value"""
     environment: list[str]
     metrics: list[str]
     registries: dict[str, list[str]] = {}
+    """the registered names, by the option or the field that takes one"""
     required: dict[str, str] = {}
+    """the flags that need another option"""
     ignoring: list[str] = []
+    """the configuration classes that ignore fields that they do not have; the others refuse them"""
     resolved: dict[ModelKind, dict[str, JsonValue]] = {}
+    """for each kind of model on a GPU, the values that vLLM gives to options that are left out"""
 
 
-def folder() -> Path:
+def tables_folder() -> Path:
     return catalog_folder() / "engines"
 
 
-def versions() -> list[str]:
+def known_versions() -> list[str]:
     """The versions that have a table in the catalog, the oldest first."""
-    return sorted((path.name.removesuffix(".json.gz") for path in folder().glob("*.json.gz")), key=Version)
+    return sorted((path.name.removesuffix(".json.gz") for path in tables_folder().glob("*.json.gz")), key=Version)
 
 
 def parse_version(text: str, option: str = "--vllm") -> Version:
@@ -71,36 +71,33 @@ def parse_version(text: str, option: str = "--vllm") -> Version:
 def table_of(version: str, option: str = "--vllm") -> EngineTable:
     """The table of a version, or of the newest patch release before it with the same minor version.
 
-    Raises:
-        CallerError: the catalog has none; the error names those that it has.
+    Raises CallerError if the catalog has none; the error names those that it has.
     """
     wanted = parse_version(version, option)
-    same_minor = [known for known in versions() if Version(known).release[:2] == wanted.release[:2]]
+    same_minor = [known for known in known_versions() if Version(known).release[:2] == wanted.release[:2]]
     fitting = [known for known in same_minor if Version(known) <= Version(wanted.base_version)]
     if not fitting:
-        known = ", ".join(versions())
-        raise CallerError(
-            f"the catalog has no table of vLLM {version}", f"it has {known}; or ask an environment or an image", option
-        )
-    return _read(folder() / f"{fitting[-1]}.json.gz")
+        remedy = f"it has {', '.join(known_versions())}; or ask an environment or an image"
+        raise CallerError(f"the catalog has no table of vLLM {version}", remedy, option)
+    return _read_table(tables_folder() / f"{fitting[-1]}.json.gz")
 
 
 @cache
-def _read(path: Path) -> EngineTable:
+def _read_table(path: Path) -> EngineTable:
     return EngineTable.model_validate_json(gzip.decompress(path.read_bytes()))
 
 
 class EngineJudgement(Frozen):
-    """An engine's judgement of one server: why it `refused` it, or why the judgement is `unclear`, or neither.
-
-    `parsed`: its parser accepted every option and value. `unnamed` are the options that it then had set, and that no key of the
-    config file names.
-    """
+    """An engine's judgement of one server."""
 
     parsed: bool
+    """whether its parser accepted every option and value"""
     unnamed: list[str] = []
+    """the options that it then had set, and that no key of the config file names"""
     refused: str | None
+    """why it refused the server"""
     unclear: str | None
+    """why the judgement is unclear"""
 
 
 class ProbeAnswer(EngineTable):
@@ -133,8 +130,7 @@ def _without_words(value: Any) -> Any:
 def write_table(version: str, answer: Path) -> Path:
     """Keep the probe's answer as the catalog's table of `version`: the same bytes for the same answer.
 
-    Raises:
-        HostError: the answer is not valid, or has no resolved options for one kind of model.
+    Raises HostError if the answer is not valid, or has no resolved options for one kind of model.
     """
     table = parse_answer(answer.read_text()).table.model_copy(update={"version": version})
     missing = [kind for kind in get_args(ModelKind) if not table.resolved.get(kind)]
@@ -142,7 +138,7 @@ def write_table(version: str, answer: Path) -> Path:
         problem = f"vLLM {version} made nothing of the probe's {' and '.join(missing)} model"
         raise HostError(problem, "give the probe a model of that kind that this version knows", "drift/probe.py")
     text = json.dumps(table.model_dump(), separators=(",", ":"), sort_keys=True)
-    path = folder() / f"{version}.json.gz"
+    path = tables_folder() / f"{version}.json.gz"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
     return path

@@ -6,23 +6,24 @@ at least once. Only one of the runs that get the event can hold the claim, so th
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import UUID, uuid5
 
 from pydantic import ValidationError
 
 from vllm_qualify.approval.layout import JSON, Line, Moment, canonical, readable, reason_of, sha256
 from vllm_qualify.errors import AlreadyExistsError, StoreError
-from vllm_qualify.publish.store import MissingObjectError, Store, swapped
+from vllm_qualify.publish.store import MissingObjectError, Store, retry_swap
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.releases.source import Available, Source
 
 # Longer than an event needs to reach its consumer.
 AGAIN_AFTER_S = 3600.0
-# Every change is made by one look or one emission.
 _EVENTS = UUID("688d7bc1-2441-4f92-95af-cba67b216be0")
 _KEY = re.compile(r"[0-9a-f]{64}")
+M = TypeVar("M", bound=Frozen)
 
 
 class Sighting(Frozen):
@@ -69,22 +70,43 @@ def note_new(
     backfill: bool = False,
     again_after_s: float = AGAIN_AFTER_S,
 ) -> list[Sighting]:
-    """Record the new ones among the available releases, and return those that must be emitted now.
+    """Record the new ones among the available releases, and return those that must be emitted now. Raises StoreError.
 
     `available` has the newest release first. A release must be emitted if it is not claimed, and was never emitted or last
     emitted at least `again_after_s` ago. The first look notes all releases without emitting them. `backfill` makes
     the newest release due, at any look.
-
-    Raises:
-        StoreError: the record cannot be read. StoreBusyError: it changes all the time.
     """
-    known = _change(store, source, lambda before: _seen(before, source, available, now, backfill))
+
+    def with_sightings(before: Known | None) -> Known:
+        seen = {each.key: each for each in before.releases} if before else {}
+        for each in reversed(available):
+            key = release_key(source, each.identity)
+            new = Sighting(key=key, identity=each.identity, tags=[], seen_at=now, noted=before is None)
+            old = seen.get(key, new)
+            seen[key] = old.model_copy(update={"tags": list(dict.fromkeys([*old.tags, *each.tags]))})
+        if backfill and available:
+            newest = release_key(source, available[0].identity)
+            seen[newest] = seen[newest].model_copy(update={"noted": False})
+        return Known(source=source, releases=list(seen.values()))
+
+    known = _change_known(store, source, with_sightings)
     return [each for each in known.releases if each.is_open(now, again_after_s) and not store.exists(_claim_key(each.key))]
 
 
-def emitted(store: Store, source: Source, key: str, now: datetime) -> None:
-    """Record that a release was emitted. Raises as `look`, and ValueError if it was never seen, a defect of the caller."""
-    _change(store, source, lambda before: _emitted(before, key, now))
+def record_emission(store: Store, source: Source, key: str, now: datetime) -> None:
+    """Record that a release was emitted. Raises StoreError, and ValueError if it was never seen, a defect of the caller."""
+
+    def with_emission(before: Known | None) -> Known:
+        if before is None or key not in [each.key for each in before.releases]:
+            raise ValueError(f"{key!r} was never seen")
+        # The latest time counts, in whatever order the emissions are recorded.
+        releases = [
+            each.model_copy(update={"emitted_at": max(now, each.emitted_at or now)}) if each.key == key else each
+            for each in before.releases
+        ]
+        return before.model_copy(update={"releases": releases})
+
+    _change_known(store, source, with_emission)
 
 
 def claim(store: Store, key: str, by: str, now: datetime) -> bool:
@@ -92,17 +114,13 @@ def claim(store: Store, key: str, by: str, now: datetime) -> bool:
     try:
         store.put_new(_claim_key(key), readable(Claim(by=by, at=now).model_dump(mode="json")), JSON)
     except AlreadyExistsError:
-        return claimed(store, key).by == by
+        return read_claim(store, key).by == by
     return True
 
 
-def claimed(store: Store, key: str) -> Claim:
+def read_claim(store: Store, key: str) -> Claim:
     """The claim on a release. Raises MissingObjectError while it is not claimed."""
-    body = store.get(_claim_key(key))
-    try:
-        return Claim.model_validate_json(body)
-    except ValidationError as error:
-        raise _unreadable(store.locate(_claim_key(key)), error) from error
+    return _parse(Claim, store.get(_claim_key(key)), store.locate(_claim_key(key)))
 
 
 def release_key(source: Source, identity: str) -> str:
@@ -120,55 +138,25 @@ def _claim_key(key: str) -> str:
     return f"releases/claims/{key}.json"
 
 
-def _seen(before: Known | None, source: Source, available: Sequence[Available], now: datetime, backfill: bool) -> Known:
-    seen = {each.key: each for each in before.releases} if before else {}
-    for each in reversed(available):
-        key = release_key(source, each.identity)
-        new = Sighting(key=key, identity=each.identity, tags=[], seen_at=now, noted=before is None)
-        old = seen.get(key, new)
-        seen[key] = old.model_copy(update={"tags": list(dict.fromkeys([*old.tags, *each.tags]))})
-    if backfill and available:
-        newest = release_key(source, available[0].identity)
-        seen[newest] = seen[newest].model_copy(update={"noted": False})
-    return Known(source=source, releases=list(seen.values()))
-
-
-def _emitted(before: Known | None, key: str, now: datetime) -> Known:
-    if before is None or key not in [each.key for each in before.releases]:
-        raise ValueError(f"{key!r} was never seen")
-    releases = [_at_least(each, now) if each.key == key else each for each in before.releases]
-    return before.model_copy(update={"releases": releases})
-
-
-def _at_least(sighting: Sighting, now: datetime) -> Sighting:
-    """The sighting with its last emission. The latest time counts, in whatever order the emissions are recorded."""
-    return sighting.model_copy(update={"emitted_at": max(now, sighting.emitted_at or now)})
-
-
-def _change(store: Store, source: Source, change: Callable[[Known | None], Known]) -> Known:
+def _change_known(store: Store, source: Source, change: Callable[[Known | None], Known]) -> Known:
     key = known_key(source)
 
     def attempt() -> Known:
-        before, tag = _read(store, key)
+        before, tag = None, None
+        with suppress(MissingObjectError):
+            body, tag = store.read(key)
+            before = _parse(Known, body, store.locate(key))
         after = change(before)
         if after != before:
             store.swap(key, readable(after.model_dump(mode="json")), JSON, tag)
         return after
 
-    return swapped(attempt, "what is known", "look again", store.locate(key))
+    return retry_swap(attempt, "what is known", "look again", store.locate(key))
 
 
-def _read(store: Store, key: str) -> tuple[Known | None, str | None]:
+def _parse(model: type[M], body: bytes, place: str) -> M:
     try:
-        stored = store.read(key)
-    except MissingObjectError:
-        return None, None
-    try:
-        return Known.model_validate_json(stored.body), stored.tag
+        return model.model_validate_json(body)
     except ValidationError as error:
-        raise _unreadable(store.locate(key), error) from error
-
-
-def _unreadable(place: str, error: ValidationError) -> StoreError:
-    remedy = "read it with the version that wrote it, or restore it from an earlier version of the object"
-    return StoreError(f"this is not as it was written: {reason_of(error)}", remedy, place)
+        remedy = "read it with the version that wrote it, or restore it from an earlier version of the object"
+        raise StoreError(f"this is not as it was written: {reason_of(error)}", remedy, place) from error

@@ -34,8 +34,7 @@ class Credentials(NamedTuple):
 def credentials_for(registry: str) -> Credentials:
     """The credentials in Docker's own configuration (DOCKER_CONFIG) and its credential helpers; empty without a login.
 
-    Raises:
-        HostError: the configuration cannot be read, or a helper fails.
+    Raises HostError if the configuration cannot be read, or a helper fails.
     """
     try:
         config = auth.load_config().resolve_authconfig(registry) or {}
@@ -63,8 +62,7 @@ class Login(httpx.Auth):
     def check(self, request: httpx.Request) -> None:
         """For every request, also one that follows a redirect: a login that is in the body goes to the token server alone.
 
-        Raises:
-            RefusedError: the token server sends it to another host.
+        Raises RefusedError if the token server sends it to another host.
         """
         if request.method == "POST" and not (self._realm and _has_one_origin(request.url, self._realm)):
             raise RefusedError("its token server sends the login to another host")
@@ -76,12 +74,12 @@ class Login(httpx.Auth):
         # Only the registry itself says where its login is: a host that it redirects to must not (CVE-2020-15157).
         if response.status_code != httpx.codes.UNAUTHORIZED or not _has_one_origin(response.request.url, request.url):
             return
-        scheme, asked = _challenge(response)
+        scheme, asked = _parse_challenge(response)
         if scheme == "basic" and self._own.password:
             self._header = self._own.basic
         elif scheme == "bearer":
             answer = yield self._token_request(asked, request)
-            self._header = f"Bearer {_token(answer)}"
+            self._header = f"Bearer {_read_token(answer)}"
         else:
             return
         request.headers["Authorization"] = self._header
@@ -106,7 +104,7 @@ def _has_one_origin(one: httpx.URL, other: httpx.URL) -> bool:
     return (one.scheme, one.host, one.port) == (other.scheme, other.host, other.port)
 
 
-def _challenge(response: httpx.Response) -> tuple[str, dict[str, str]]:
+def _parse_challenge(response: httpx.Response) -> tuple[str, dict[str, str]]:
     scheme, _, rest = response.headers.get("WWW-Authenticate", "").partition(" ")
     try:
         return scheme.lower(), parse_keqv_list(parse_http_list(rest))
@@ -114,7 +112,7 @@ def _challenge(response: httpx.Response) -> tuple[str, dict[str, str]]:
         return "", {}
 
 
-def _token(answer: httpx.Response) -> str:
+def _read_token(answer: httpx.Response) -> str:
     if answer.is_client_error and answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
         raise RefusedError(f"its token server answered {answer.status_code}")
     answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""The versions in a repository of an OCI registry, with the digests that its tags point to now."""
+"""The releases that a source has now; for images the versions in an OCI registry, with the digests that tags point to now."""
 
 import hashlib
 import ipaddress
@@ -15,13 +15,13 @@ from docker.errors import DockerException
 from pydantic import BaseModel, StrictStr, ValidationError
 
 from vllm_qualify.answers import PLAIN, bounded
-from vllm_qualify.engine.hub import wait_asked_s
+from vllm_qualify.engine.hub import resolve_commit, wait_asked_s
 from vllm_qualify.engine.image import DIGEST, parse_reference
+from vllm_qualify.engine.provision import Launch, check_launch
 from vllm_qualify.errors import CallerError, HostError, QualifyError
-from vllm_qualify.limits import within
+from vllm_qualify.limits import call_within
 from vllm_qualify.releases.login import Login, RefusedError, credentials_for
-from vllm_qualify.releases.rule import VersionRule
-from vllm_qualify.releases.source import WATCH, Available
+from vllm_qualify.releases.source import WATCH, Available, Source, VersionRule
 
 DOCKER_HUB, DOCKER_HUB_ADDRESS = auth.INDEX_NAME, "registry-1.docker.io"
 # Both kinds of index and image. A registry converts or refuses a kind that is not accepted, and the digest would differ.
@@ -44,20 +44,46 @@ READ_S, ANSWER_S, WHOLE_S = 30.0, 60.0, 300.0
 MOST_BYTES = 8 * 2**20
 
 
+def available_at(source: Source) -> list[Available]:
+    """The releases of a source, newest first; for a model its one commit. Raises CallerError, HostError."""
+    if source.kind == "image":
+        return releases_in(source.name, source.rule)
+    commit = resolve_commit(source.name, source.revision, WATCH)
+    return [Available(identity=commit, tags=[source.revision] if source.revision else [])]
+
+
+def pin_images(launch: Launch) -> Launch:
+    """The launch with its images by tag and digest, without Docker Engine. A host then refuses a tag that has moved since.
+
+    Raises CallerError if the options do not fit or a registry has no such image, else HostError as `releases_in`.
+    """
+    check_launch(launch)
+    images = {"image": (launch.image, "--image"), "client_image": (launch.client_image, "--client-image")}
+    return launch.model_copy(update={name: _pin_reference(text, option) for name, (text, option) in images.items() if text})
+
+
+def _pin_reference(text: str, option: str) -> str:
+    image = parse_reference(text, "", option)
+    if image.digest or not image.tag:
+        return text
+    with ImageRepository(image.repository) as repository:
+        digest = repository.digest(image.tag)
+    if digest is None:
+        raise CallerError(f"the registry has no {text}", "check the name and the tag", option)
+    return f"{text}@{digest}"
+
+
 def releases_in(name: str, rule: VersionRule) -> list[Available]:
     """The releases in a repository that the rule allows, newest first: each digest once, with its tags.
 
-    Only the NEWEST_TAGS newest versions are looked at.
-
-    Raises:
-        CallerError: the name is not valid, or the registry has no such repository.
-        HostError: the registry requires a login, is not trusted, or does not answer like a registry; with `retry` if the
-            problem may be temporary.
+    Only the NEWEST_TAGS newest versions are looked at. Raises CallerError if the name is not valid or the registry has no such
+    repository, and HostError if it requires a login, is not trusted, or does not answer as one does; with `retry` if the
+    problem may be temporary.
     """
     try:
-        return within(WHOLE_S, lambda: _releases_in(name, rule))
+        return call_within(WHOLE_S, lambda: _releases_in(name, rule))
     except TimeoutError as error:
-        raise _unreachable(name, f"it has not listed its tags within {WHOLE_S:.0f} s") from error
+        raise _unreachable_error(name, f"it has not listed its tags within {WHOLE_S:.0f} s") from error
 
 
 def _releases_in(name: str, rule: VersionRule) -> list[Available]:
@@ -102,18 +128,15 @@ class ImageRepository:
             timeout=READ_S,
             follow_redirects=True,
             # Docker contacts this machine without a proxy, whatever NO_PROXY says.
-            mounts={f"all://{_host(address)}": None} if is_here else None,
+            mounts={f"all://{_host_name(address)}": None} if is_here else None,
         )
-        with self._explained():
-            self._http.base_url = f"{self._scheme(address) if is_here else 'https'}://{address}/v2/{path}/"
+        with self._explaining_errors():
+            self._http.base_url = f"{self._find_scheme(address) if is_here else 'https'}://{address}/v2/{path}/"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._http.close()
 
     def tags(self) -> list[str]:
@@ -121,18 +144,18 @@ class ImageRepository:
         tags: dict[str, None] = {}
         address: httpx.URL | str = f"tags/list?n={TAGS_PER_PAGE}"
         for _ in range(MOST_PAGES):
-            page, address = self._page(address)
+            page, address = self._read_page(address)
             # The last page can be empty. A registry without paging can return the first page forever.
             is_last = not address or tags.keys() >= set(page)
             tags.update(dict.fromkeys(page))
             if is_last:
                 return list(tags)
-        raise self._unknown(f"its list of tags has no end after {MOST_PAGES} pages")
+        raise self._unknown_error(f"its list of tags has no end after {MOST_PAGES} pages")
 
     def digest(self, tag: str) -> str | None:
         """The digest of the tag's index or manifest, as the registry serves it and Docker pins it. None if the tag is gone."""
         headers = {"Accept": ", ".join(MANIFESTS)}
-        with self._explained():
+        with self._explaining_errors():
             answer = self._http.head(f"manifests/{tag}", headers=headers)
             if answer.status_code == httpx.codes.NOT_FOUND:
                 return None
@@ -142,10 +165,10 @@ class ImageRepository:
                 body = self._http.get(f"manifests/{tag}", headers=headers).raise_for_status().content
                 digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
         if not re.fullmatch(DIGEST, digest):
-            raise self._unknown(f"it has no SHA-256 digest for the tag {tag}")
+            raise self._unknown_error(f"it has no SHA-256 digest for the tag {tag}")
         return str(digest)
 
-    def _scheme(self, address: str) -> str:
+    def _find_scheme(self, address: str) -> str:
         """The scheme of a registry on this machine. HTTPS is tried first, as in Docker."""
         try:
             self._http.get(f"https://{address}/v2/", auth=None)
@@ -153,8 +176,8 @@ class ImageRepository:
             return "https" if _is_untrusted(error) else "http"
         return "https"
 
-    def _page(self, address: httpx.URL | str) -> tuple[list[str], httpx.URL | str]:
-        with self._explained():
+    def _read_page(self, address: httpx.URL | str) -> tuple[list[str], httpx.URL | str]:
+        with self._explaining_errors():
             answer = self._http.get(address).raise_for_status()
             following = answer.links.get("next", {}).get("url")
             # Only the path of a link counts. Behind a proxy it can name another host, which must not get our login.
@@ -162,44 +185,43 @@ class ImageRepository:
         try:
             return _Tags.model_validate_json(answer.content).tags or [], after
         except ValidationError as error:
-            raise self._unknown("its answer is not a list of tags") from error
+            raise self._unknown_error("its answer is not a list of tags") from error
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explaining_errors(self) -> Iterator[None]:
         try:
             yield
         except httpx.HTTPStatusError as error:
-            raise self._refusal(error.response) from error
+            raise self._refusal_error(error.response) from error
         except RefusedError as error:
-            raise self._login_required(str(error)) from error
+            raise self._login_error(str(error)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise self._untrusted(error) if _is_untrusted(error) else self._unreachable(str(error)) from error
+            if not _is_untrusted(error):
+                raise _unreachable_error(self._name, str(error)) from error
+            problem = f"the certificate of the registry of {self._name} is not trusted: {error}"
+            remedy = "name its authority's certificate in SSL_CERT_FILE"
+            raise HostError(problem, remedy, WATCH, kind="registry-untrusted") from error
 
-    def _refusal(self, answer: httpx.Response) -> QualifyError:
+    def _refusal_error(self, answer: httpx.Response) -> QualifyError:
         said = f"it answered {answer.status_code} {answer.reason_phrase}".strip()
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            return self._login_required(said)
+            return self._login_error(said)
         if answer.status_code == httpx.codes.NOT_FOUND:
             return CallerError(f"the registry has no {self._name}", "check the name", WATCH, kind="image-missing")
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             problem, remedy = f"the registry's rate limit stopped {self._name}", "wait, or log in with `docker login`"
             wait_s = wait_asked_s(answer.headers)
             return HostError(problem, remedy, WATCH, kind="registry-rate-limit", retry=True, retry_after_s=wait_s)
-        return self._unreachable(said, wait_asked_s(answer.headers)) if answer.is_server_error else self._unknown(said)
+        if answer.is_server_error:
+            return _unreachable_error(self._name, said, wait_asked_s(answer.headers))
+        return self._unknown_error(said)
 
-    def _login_required(self, said: str) -> HostError:
+    def _login_error(self, said: str) -> HostError:
         login = "docker login" if self._registry == DOCKER_HUB else f"docker login {self._registry}"
         problem = f"the registry asks for a login, or has no {self._name}: {said}"
         return HostError(problem, f"`{login}`, and check the name", WATCH, kind="login-required")
 
-    def _untrusted(self, error: Exception) -> HostError:
-        problem = f"the certificate of the registry of {self._name} is not trusted: {error}"
-        return HostError(problem, "name its authority's certificate in SSL_CERT_FILE", WATCH, kind="registry-untrusted")
-
-    def _unreachable(self, said: str, wait_s: float = 0.0) -> HostError:
-        return _unreachable(self._name, said, wait_s)
-
-    def _unknown(self, said: str) -> HostError:
+    def _unknown_error(self, said: str) -> HostError:
         problem, remedy = f"the registry of {self._name} does not answer as one does: {said}", "check the address"
         return HostError(problem, remedy, WATCH, kind="registry-unknown")
 
@@ -210,20 +232,20 @@ class _Tags(BaseModel):
     tags: list[StrictStr] | None
 
 
-def _unreachable(name: str, said: str, wait_s: float = 0.0) -> HostError:
+def _unreachable_error(name: str, said: str, wait_s: float = 0.0) -> HostError:
     problem, remedy = f"the registry of {name} does not answer: {said}", "check the registry, the network and the proxy"
     return HostError(problem, remedy, WATCH, kind="registry-unreachable", retry=True, retry_after_s=wait_s)
 
 
 def _is_this_machine(address: str) -> bool:
-    host = _host(address)
+    host = _host_name(address)
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def _host(address: str) -> str:
+def _host_name(address: str) -> str:
     return address.partition(":")[0]
 
 

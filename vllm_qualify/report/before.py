@@ -12,8 +12,8 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import figures
 from vllm_qualify.evidence.load.sweep import CurvePoint
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence
-from vllm_qualify.evidence.stages import parse_beside
-from vllm_qualify.judge.compare import ACCURACY_STAGE, ANCHOR, BASELINE
+from vllm_qualify.evidence.stages.load import parse_beside
+from vllm_qualify.judge.compare.places import ACCURACY_STAGE, ANCHOR, BASELINE
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
@@ -89,7 +89,7 @@ def read_anchor(plan: CellPlan, evidence: Path) -> list[Measurement] | None:
     return [row.model_copy(update={"traced_to": []}) for row in stage.measurements]
 
 
-def drifted(plan: CellPlan) -> Drift | None:
+def find_drift(plan: CellPlan) -> Drift | None:
     """The drift, by the catalog's tables alone; None if the engine is not vLLM. Raises CallerError if a table is missing."""
     if plan.server.kind != VLLM:
         return None

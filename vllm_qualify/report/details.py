@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise, starmap
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence import startup, watched
@@ -17,14 +17,17 @@ from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
-from vllm_qualify.evidence.serving import LAUNCHED, launched_by_clock
-from vllm_qualify.evidence.stages import fit_result, idle_gpus, sweep_plan, why_not_compared
+from vllm_qualify.evidence.serving import LAUNCHED_BY_CLOCK, launched_by_clock
+from vllm_qualify.evidence.stages.fit import fit_result
+from vllm_qualify.evidence.stages.serve import idle_gpus
+from vllm_qualify.evidence.stages.speculation import why_not_compared
+from vllm_qualify.evidence.stages.sweep import sweep_plan
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.values import Frozen
-from vllm_qualify.report.before import Before, Drift, drifted, read_anchor, read_before
-from vllm_qualify.report.questions import ScoredQuestions, questions
+from vllm_qualify.report.before import Before, Drift, find_drift, read_anchor, read_before
+from vllm_qualify.report.questions import ScoredQuestions, score_questions
 
 MOST_SAMPLES = 300
 # Of each line the largest, the smallest and a missing value; of the whole course the first and the last sample.
@@ -64,34 +67,26 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
     def read(what: str, of: Callable[[CellPlan, Path], T | None]) -> T | None:
         try:
             return of(plan, evidence)
+        except _NothingError as error:
+            notes.append(f"{what}: {error}")
         except UNUSABLE as error:
-            notes.append(f"{what}: {_reason(error)}")
-            return None
+            notes.append(f"{what}: no usable evidence: {in_words(error)}")
+        return None
 
-    then = read("baseline", read_before)
-    anchor = read("anchor", read_anchor) or []
-    drift = read("drift", _drift)
-    swept = read("sweep", _swept)
-    document = read("speculative decoding", _document)
-    parts = read("start-up", _startup)
-    idle = read("idle GPUs", lambda plan, evidence: idle_gpus(evidence / "serve", plan))
-    tried = read("fit", _tried)
-    course, course_notes = read("the server during the load", _course) or (None, [])
-    soaked = read("soak", _soaked)
     return Details(
-        before=then,
-        anchor=anchor,
-        drift=drift,
-        questions=questions(plan, evidence),
-        sweep=swept,
-        speculation=document,
+        before=read("baseline", read_before),
+        anchor=read("anchor", read_anchor) or [],
+        drift=read("drift", _read_drift),
+        questions=score_questions(plan, evidence),
+        sweep=read("sweep", _read_sweep),
+        speculation=read("speculative decoding", _read_speculation),
         speedups=list(speedups),
-        startup=parts,
-        idle=idle,
-        fit=tried,
-        course=course,
-        course_notes=course_notes,
-        soak=soaked,
+        startup=read("start-up", _read_startup),
+        idle=read("idle GPUs", lambda plan, evidence: idle_gpus(evidence / "serve", plan)),
+        fit=read("fit", lambda plan, evidence: fit_result(evidence) if plan.fit else None),
+        **(read("the server during the load", _read_course) or {}),
+        soak=read("soak", _read_soak),
+        # Last: all that is read before may add a note.
         notes=notes,
     )
 
@@ -100,125 +95,113 @@ class _NothingError(ValueError):
     """A detail that should be there is missing; the message says why."""
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, _NothingError) else f"no usable evidence: {in_words(error)}"
-
-
-def _drift(plan: CellPlan, _evidence: Path) -> Drift | None:
+def _read_drift(plan: CellPlan, _evidence: Path) -> Drift | None:
     try:
-        return drifted(plan)
+        return find_drift(plan)
     except CallerError as error:
         raise _NothingError(error.problem) from error
 
 
-def _swept(plan: CellPlan, evidence: Path) -> Swept | None:
-    return sweep.parse_sweep(_left(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
+def _read_sweep(plan: CellPlan, evidence: Path) -> Swept | None:
+    return sweep.parse_sweep(_stage_folder(evidence / sweep.STAGE), sweep_plan(plan)) if plan.sweep else None
 
 
-def _document(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
+def _read_speculation(plan: CellPlan, evidence: Path) -> SpeculationDetails | None:
     if not plan.is_speculative:
         return None
     if plan.undrafted is None:
         raise _NothingError(why_not_compared(plan))
-    return speculation.document(_left(evidence / speculation.STAGE), plan.load)
+    return speculation.document(_stage_folder(evidence / speculation.STAGE), plan.load)
 
 
-def _tried(plan: CellPlan, evidence: Path) -> Tried | None:
-    return fit_result(evidence) if plan.fit else None
-
-
-def _left(folder: Path) -> Path:
+def _stage_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise _NothingError("the stage left nothing")
     return folder
 
 
-def _startup(plan: CellPlan, evidence: Path) -> Startup | None:
-    """The parts of the start; None if the engine's log is not read, or if an older run did not record the launch."""
+def _read_startup(plan: CellPlan, evidence: Path) -> Startup | None:
+    """The parts of the start; None if the engine's log is not read, or the launch was not recorded."""
     folder = evidence / "serve"
     wording = plan.server.engine_kind.start_log
-    if wording is None or not (plan.watched or (folder / LAUNCHED).exists()):
+    if wording is None or not (plan.watched or (folder / LAUNCHED_BY_CLOCK).exists()):
         return None
     whole_s, launched = float((folder / "startup_s").read_text()), launched_by_clock(folder)
     log = (folder / "server.log").read_text(errors="replace")
     return startup.startup(log, whole_s, launched, plan.pulled_s, wording=wording)
 
 
-def _course(plan: CellPlan, evidence: Path) -> tuple[Series, list[str]] | None:
+def _read_course(plan: CellPlan, evidence: Path) -> dict[str, Any] | None:
+    """The details `course` and `course_notes`."""
     # Other engines give no figures to draw.
     if not plan.watched or not plan.server.engine_kind.tells_its_queue:
         return None
-    began, ended = _span(evidence / figures.STAGE)
+    began, ended = _span_of_load(evidence / figures.STAGE)
     folder = evidence / "serve"
     series = watched.series(folder, began, ended)
     if len(series.time_s) == 1:
         raise _NothingError("one sample of it alone draws no line")
-    if not any(value is not None for line in _lines(series) for value in line):
+    if not any(value is not None for line in _course_lines(series) for value in line):
         raise _NothingError("no sample of it has a value")
     cut = cut_prompts(evidence / figures.STAGE, plan.server.arguments.get(OPTION))
-    return thinned(series), [*watched.notes(folder, began, ended), *cut]
+    return {"course": thin_course(series), "course_notes": [*watched.notes(folder, began, ended), *cut]}
 
 
-def _soaked(plan: CellPlan, evidence: Path) -> SoakCourse | None:
+def _read_soak(plan: CellPlan, evidence: Path) -> SoakCourse | None:
     if plan.soak is None:
         return None
-    folder = _left(evidence / soak.STAGE)
+    folder = _stage_folder(evidence / soak.STAGE)
     return soak.soak_course(folder, plan.server.gpus, watched.watched_in(folder, evidence / "serve"))
 
 
-def _span(folder: Path) -> tuple[float, float]:
+def _span_of_load(folder: Path) -> tuple[float, float]:
     """From the start of the first repeat's measured part to the end of the last one's, by the client's clock."""
-    stretches = [_stretch(folder, int(path.stem.removeprefix("client-"))) for path in _left(folder).glob("client-*.json")]
-    if not stretches:
+    began, ends = [], []
+    for path in _stage_folder(folder).glob("client-*.json"):
+        number = int(path.stem.removeprefix("client-"))
+        ended, _ = ClientUse.model_validate_json(path.read_bytes()).cpu_s[-1]
+        duration = float(result.read_repeat(folder, folder.name, number).about["duration"])
+        if not 0 < duration < math.inf:
+            raise _NothingError(f"repeat {number} lasted {duration} s")
+        began.append(ended - duration)
+        ends.append(ended)
+    if not ends:
         raise _NothingError("no client recorded when it asked")
-    return min(began for began, _ in stretches), max(ended for _, ended in stretches)
+    return min(began), max(ends)
 
 
-def _stretch(folder: Path, number: int) -> tuple[float, float]:
-    use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
-    ended, _ = use.cpu_s[-1]
-    duration = float(result.read_repeat(folder, folder.name, number).about["duration"])
-    if not 0 < duration < math.inf:
-        raise _NothingError(f"repeat {number} lasted {duration} s")
-    return ended - duration, ended
-
-
-def thinned(course: Series, most: int = MOST_SAMPLES) -> Series:
+def thin_course(course: Series, most: int = MOST_SAMPLES) -> Series:
     """At most `most` of the samples, unchanged, with every peak and every dip.
 
-    The samples are divided into stretches of equal counts. From each stretch, up to three samples are kept for each line:
-    its largest value, its smallest value, and a missing value, so that the line stays broken there. Stretches become longer
-    until few enough samples are kept. Raises ValueError if `most` is too small for one stretch.
+    Of stretches of equal counts each line keeps its largest value, its smallest, and a missing one, so that it stays broken
+    there. Stretches become longer until few enough are kept. Raises ValueError if `most` is too small for one stretch.
     """
     count = len(course.time_s)
     if count <= most:
         return course
-    largest = KEPT_OF_A_LINE * len(_lines(course)) + KEPT_OF_ALL
+    largest = KEPT_OF_A_LINE * len(_course_lines(course)) + KEPT_OF_ALL
     if most < largest:
         raise ValueError(f"a course cannot be thinned to fewer than {largest} samples")
     stretches = most
-    while len(kept := _kept(course, stretches)) > most:
+    while len(kept := _kept_places(course, stretches)) > most:
         stretches = stretches * 3 // 4
     return Series.model_validate({name: [line[at] for at in kept] for name, line in course.model_dump().items()})
 
 
-def _lines(course: Series) -> list[list[float | None]]:
+def _course_lines(course: Series) -> list[list[float | None]]:
     return [course.running, course.waiting, course.kv_cache_usage, course.output_tok_s]
 
 
-def _kept(course: Series, stretches: int) -> list[int]:
+def _kept_places(course: Series, stretches: int) -> list[int]:
     count = len(course.time_s)
-    edges = [count * number // stretches for number in range(stretches + 1)]
-    places = [range(begin, end) for begin, end in pairwise(edges)]
-    telling = {at for line in _lines(course) for stretch in places for at in _telling(line, stretch)}
+    places = starmap(range, pairwise(count * number // stretches for number in range(stretches + 1)))
+    telling = {at for stretch in places for line in _course_lines(course) for at in _telling_places(line, stretch)}
     return sorted({0, count - 1} | telling)
 
 
-def _telling(line: Sequence[float | None], stretch: range) -> Iterator[int]:
+def _telling_places(line: Sequence[float | None], stretch: range) -> Iterator[int]:
     known = [(value, at) for at in stretch if (value := line[at]) is not None]
     if known:
         yield max(known)[1]
         yield min(known)[1]
-    missing = next((at for at in stretch if line[at] is None), None)
-    if missing is not None:
-        yield missing
+    yield from islice((at for at in stretch if line[at] is None), 1)

@@ -3,17 +3,14 @@
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from jinja2 import Template
-
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.plan.cell import Cell, CellPlan
-from vllm_qualify.recipe.metrics import STAGES, Stage
+from vllm_qualify.recipe.metrics import STAGES, StageName
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
@@ -54,7 +51,7 @@ class RunFailure(Frozen):
     retry: bool | None
     lines: list[str]
     lines_left_out: int
-    finished: list[Stage]
+    finished: list[StageName]
     ended_with: list[str]
     files: list[RawFile]
     files_left_out: int
@@ -62,7 +59,7 @@ class RunFailure(Frozen):
 
 
 def run_failure(
-    error: QualifyError, plan: CellPlan, folder: Path, finished: Sequence[Stage] = (), ended_with: Sequence[str] = ()
+    error: QualifyError, plan: CellPlan, folder: Path, finished: Sequence[StageName] = (), ended_with: Sequence[str] = ()
 ) -> RunFailure:
     """The failure of the run in `folder` by `error`, without secrets. Raises OSError if its files cannot be listed."""
     lines = [line for text in error.log_tail for line in text.splitlines()]
@@ -73,46 +70,35 @@ def run_failure(
         run_id=plan.run_id,
         cell=plan.cell,
         fingerprint=plan.fingerprint,
-        stage=_stage(error.place),
-        place=_short(error.place, LONGEST_LINE),
+        stage=_stage_of_place(error.place),
+        place=_shorten_text(error.place, LONGEST_LINE),
         kind=error.kind or None,
         whose_turn=error.who_acts,
-        problem=_short(error.problem, LONGEST_TEXT),
-        remedy=_short(error.remedy, LONGEST_TEXT),
+        problem=_shorten_text(error.problem, LONGEST_TEXT),
+        remedy=_shorten_text(error.remedy, LONGEST_TEXT),
         retry=error.retry if error.kind else None,
-        lines=[_short(line, LONGEST_LINE) for line in lines[:MOST_LINES]],
+        lines=[_shorten_text(line, LONGEST_LINE) for line in lines[:MOST_LINES]],
         lines_left_out=max(0, len(lines) - MOST_LINES),
         finished=list(finished),
         ended_with=list(ended_with),
-        files=[_raw(path, folder) for path in paths[:MOST_FILES]],
+        files=[RawFile(path=path.relative_to(folder).as_posix(), size=path.stat().st_size) for path in paths[:MOST_FILES]],
         files_left_out=max(0, len(paths) - MOST_FILES),
         rerun=rerun(plan, anew=False),
     )
 
 
 def render_failure(failure: RunFailure) -> str:
-    """The page of `failure`, for the run's folder.
-
-    All outside text is escaped. The page's policy forbids scripts and all requests.
-    """
-    return _template().render(failure=failure, cell=failure.cell, release=failure.cell.release)
+    """The page of `failure`, for the run's folder. All outside text is escaped, and scripts and requests are forbidden."""
+    page = template(__package__, "failure.html.jinja")
+    return page.render(failure=failure, cell=failure.cell, release=failure.cell.release)
 
 
-def _stage(place: str) -> str | None:
+def _stage_of_place(place: str) -> str | None:
     """The stage of a place like `serve`, `accuracy.gsm8k` or `fit/try-1`: its first part. A path or an address has no stage."""
     first = re.split(r"[./]", place, maxsplit=1)[0]
     return first if first in STEPS else None
 
 
-def _short(text: str, most: int) -> str:
+def _shorten_text(text: str, most: int) -> str:
     shown = redact(text)
     return shown if len(shown) <= most else f"{shown[:most]}{CUT}"
-
-
-def _raw(path: Path, folder: Path) -> RawFile:
-    return RawFile(path=path.relative_to(folder).as_posix(), size=path.stat().st_size)
-
-
-@cache
-def _template() -> Template:
-    return template(__package__, "failure.html.jinja")

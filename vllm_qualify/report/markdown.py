@@ -18,18 +18,16 @@ _MARKUP = re.compile(r"""[!"#$&'()*+:<=>@\[\\\]^_`{|}~]|(?<=www)\.""", re.IGNORE
 
 
 def first_screen(report: Report, page: str) -> str:
-    """The outcome, what was qualified, the gates, why it did not pass, and a link to `page`.
-
-    Outside text stays plain text, in Markdown and in the HTML that is made from it.
-    """
-    rows = words.gate_rows(report.judgement)
+    """The outcome, what was qualified, the gates, why it did not pass, and a link to `page`. Outside text stays plain text."""
+    rows, address = words.gate_rows(report.judgement), quote(page, safe="/:?&=%+@,;~")
+    name = f"[The whole report](<{address}>)" if urlsplit(address).scheme in LINKABLE else "The whole report"
     parts = [
-        f"# {report.outcome.upper()}: {escaped(report.plan.cell.id)}",
-        _tally(report),
-        _table(("what", "which"), [(name, escaped(text)) for name, text in head.facts(report)]),
-        _table(GATES, [_gate(row) for row in rows]) if rows else "",
-        "\n".join(_reason(labels, row) for labels, row in head.reasons(rows)),
-        _link(page),
+        f"# {report.outcome.upper()}: {escape_text(report.plan.cell.id)}",
+        escape_text(head.tally_line(report)),
+        _table_lines(("what", "which"), [(name, escape_text(text)) for name, text in head.facts(report)]),
+        _table_lines(GATES, [_gate_cells(row) for row in rows]) if rows else "",
+        "\n".join(_reason_line(labels, row) for labels, row in head.reasons(rows)),
+        f"{name}: {escape_text(page)}",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -40,34 +38,21 @@ def artifact_key(what: str, cell_id: str) -> str:
     return f"{what}-{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:6]}"
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Text for use within a line, without markup in Markdown or HTML. Control characters are made visible."""
     line = re.sub(r"[ \t\n]+", " ", plain(text)).strip(" ")
     return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", line)
 
 
-def _tally(report: Report) -> str:
-    decided = ", ".join(map(escaped, head.deciding(report)))
-    return escaped(words.tally(report.judgement)) + (f". Decided by {decided}" if decided else "")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _gate(row: GateRow) -> list[str]:
-    return [f"**{row.verdict}**", *map(escaped, (row.gate, row.value, row.bound, row.interval, row.change))]
+def _gate_cells(row: GateRow) -> list[str]:
+    return [f"**{row.verdict}**", *map(escape_text, (row.gate, row.value, row.bound, row.interval, row.change))]
 
 
-def _reason(labels: str, row: GateRow) -> str:
-    waiver = f"; **{escaped(row.waiver)}**" if row.waiver else ""
-    return f"- **{row.verdict}** {escaped(labels)}: {escaped(row.because)}{waiver}"
-
-
-def _link(page: str) -> str:
-    """The name of the page, as a link if possible, and the page's address as text."""
-    address = quote(page, safe="/:?&=%+@,;~")
-    name = "The whole report"
-    linked = f"[{name}](<{address}>)" if urlsplit(address).scheme in LINKABLE else name
-    return f"{linked}: {escaped(page)}"
+def _reason_line(labels: str, row: GateRow) -> str:
+    waiver = f"; **{escape_text(row.waiver)}**" if row.waiver else ""
+    return f"- **{row.verdict}** {escape_text(labels)}: {escape_text(row.because)}{waiver}"

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from vllm_qualify.engine.host_lock import machine_name
+from vllm_qualify.engine.host import machine_name
 from vllm_qualify.errors import CallerError, StoreError
-from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
+from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
 from vllm_qualify.judge.chance import CellChance, p_of_cell
 from vllm_qualify.judge.verdict import Judgement, Outcome
 from vllm_qualify.plan.cell import CellPlan
@@ -23,7 +23,7 @@ class Report(Frozen):
     """Everything that a release manager needs for a decision, in one document.
 
     `rejudged_from` is the run whose evidence was judged again; None for a run's own report. `judged_on` is the machine that
-    judged, by its name in the fleet. Older reports have no `details` or no `judged_on`.
+    judged, by its name in the fleet.
     """
 
     report_version: Literal[2] = 2
@@ -57,7 +57,7 @@ class Report(Frozen):
 
     @property
     def chance(self) -> CellChance:
-        """How likely a cell that meets all its bounds would be judged so, by chance alone."""
+        """How likely a cell that lost nothing and meets all its bounds would be judged so, by chance alone."""
         verdict = self.judgement.verdict
         return CellChance(cell=self.plan.cell.id, verdict=verdict, p_value=p_of_cell(self.judgement.gates, verdict))
 
@@ -65,6 +65,15 @@ class Report(Frozen):
     def prefix(self) -> str:
         """The folder of this report in the store."""
         return f"reports/{self.plan.cell.id}/{self.run_id}"
+
+    @property
+    def measurements(self) -> list[Measurement]:
+        return [row for stage in self.stages for row in stage.measurements]
+
+    @property
+    def baseline_measurements(self) -> list[Measurement]:
+        """The baseline's own measurements; empty without a baseline."""
+        return self.details.before.measurements if self.details.before else []
 
     @property
     def files(self) -> list[EvidenceFile]:
@@ -96,11 +105,8 @@ def read_report(body: bytes | str, place: str) -> Report:
     try:
         return Report.model_validate_json(body)
     except ValidationError as error:
-        raise StoreError(
-            f"not a report of version {REPORT_VERSION}: {error.errors()[0]['msg']}",
-            "read it with the version that wrote it",
-            place,
-        ) from error
+        problem = f"not a report of version {REPORT_VERSION}: {error.errors()[0]['msg']}"
+        raise StoreError(problem, "read it with the version that wrote it", place) from error
 
 
 def load_report(path: Path) -> Report:

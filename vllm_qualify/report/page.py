@@ -1,7 +1,7 @@
 """A report as one page for people: a single HTML file that needs no network and no script."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,18 +10,20 @@ from urllib.parse import urlsplit
 
 from jinja2 import Template
 
-from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.environment import EngineIdentity, ImageIdentity
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
-from vllm_qualify.evidence.stages import TABLE, sweep_plan, wanted
+from vllm_qualify.evidence.stages.sweep import sweep_plan
+from vllm_qualify.evidence.stages.table import TABLE, wanted_stages
 from vllm_qualify.judge.verdict import Checks
-from vllm_qualify.recipe.metrics import STAGES, Stage
-from vllm_qualify.report import points, sections, starts, words
+from vllm_qualify.recipe.accuracy import USUAL_TOKENS, Accuracy
+from vllm_qualify.recipe.metrics import METRICS, STAGES
+from vllm_qualify.recipe.published import PublishedScore
+from vllm_qualify.report import points, sections, words
 from vllm_qualify.report.changes import changes_of, why_none
 from vllm_qualify.report.diff import server_options
-from vllm_qualify.report.head import deciding
+from vllm_qualify.report.head import deciding_gates, starts_rows, starts_sentence
 from vllm_qualify.report.model import Report
-from vllm_qualify.report.published import published_rows
 from vllm_qualify.report.question_blocks import questions_sections
 from vllm_qualify.report.questions import ScoredQuestions, all_words, has_more_words
 from vllm_qualify.report.rerun import rerun
@@ -40,9 +42,6 @@ TITLES = {
     "fit": "Fit",
 }
 
-DRAWING = {name: getattr(sections, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM")}
-STRIP = {name: getattr(points, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "OURS_Y", "THEIRS_Y", "AXIS_Y")}
-
 Pairs = list[tuple[str, str]]
 
 
@@ -56,72 +55,51 @@ class Section:
     sources: list[str]
 
 
-@dataclass(frozen=True)
-class FileRow:
-    file: EvidenceFile
-    stage: Stage
-    address: str
-    """empty if no address may be linked"""
-
-
 def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
     """The page of `report`. `link` gives the address of an evidence file: relative to the page's place, or absolute.
 
     All outside text is escaped. The page's policy forbids scripts and all requests.
     """
-    rows = words.gate_rows(report.judgement)
-    return _template().render(
+    rows, stages = words.gate_rows(report.judgement), _in_order(report.stages)
+    return _page_template("page.html.jinja").render(
         report=report,
         is_apart=False,
         plan=report.plan,
         release=report.plan.cell.release,
         gates=list(zip(rows, words.fold_repeats([row.because for row in rows]), strict=True)),
-        deciding=deciding(report),
-        sections=_sections(report),
-        stages=_in_order(report.stages),
-        absent=_absent(report),
-        files=[_file_row(file, stage.stage, link) for stage in _in_order(report.stages) for file in stage.files],
-        server=_server(report),
-        images=_images(report),
-        workload=_workload(report),
-        tools=_tools(report),
+        deciding=deciding_gates(report),
+        sections=_list_sections(report),
+        stages=stages,
+        absent=[name for name in wanted_stages(report.plan) if name not in {stage.stage for stage in stages}],
+        files=[_file_row(file, link(file)) for stage in stages for file in stage.files],
+        server=[(name, _as_json(setting)) for name, setting in server_options(report.plan.server).items()],
+        images=_list_images(report),
+        workload=_workload_settings(report),
+        tools=_tool_rows(report),
         checks=list(Checks.model_fields),
-        statistics=_flat(report.judgement.validation.get("statistics")),
-        levels=words.levels(report.judgement),
-        compared=words.compared(report.plan),
-        anchored=words.anchored(report.plan),
-        starts=starts.rows(report),
-        started=starts.sentence(report),
-        earlier_tries=words.tries(report.plan),
+        statistics=_flatten_entries(report.judgement.validation.get("statistics")),
+        starts=starts_rows(report),
+        started=starts_sentence(report),
         rerun=rerun(report.plan),
         waived=[row for row in rows if row.waiver],
         changes=changes_of(report),
         why_no_changes=why_none(report.plan),
-        drift=report.details.drift,
-        **_questions(report.details.questions, WORDS if has_more_words(report.details.questions) else ""),
+        **_question_parts(report.details.questions, WORDS if has_more_words(report.details.questions) else ""),
         published=published_rows(report),
-        strips=points.strips(report),
-        latencies=points.latency_rows(report),
-        percentiles=points.PERCENTILES,
-        cost=points.cost(report),
-        effort=points.effort(report),
-        window=points.window(report),
-        **_details(report),
+        **_detail_parts(report),
     )
 
 
 def render_words(report: Report, evidence: Path) -> dict[str, str]:
-    """The page of the words that have no room on the page of `report`, by its name; nothing if there are none.
-
-    It is made of the run's evidence, and lies beside the report's page. Its policy is the same.
-    """
+    """The page of the words that have no room on the page of `report`, by its name, from the evidence; nothing if all have."""
     if not has_more_words(report.details.questions):
         return {}
-    found = _questions(all_words(report.plan, evidence))
-    return {WORDS: _words_template().render(report=report, plan=report.plan, is_apart=True, **found)}
+    found = _question_parts(all_words(report.plan, evidence))
+    page = _page_template("words.html.jinja").render(report=report, plan=report.plan, is_apart=True, **found)
+    return {WORDS: page}
 
 
-def _questions(tasks: Sequence[ScoredQuestions], more: str = "") -> dict[str, Any]:
+def _question_parts(tasks: Sequence[ScoredQuestions], more: str = "") -> dict[str, Any]:
     return {
         "questions": questions_sections(tasks, more),
         "more": more,
@@ -129,108 +107,80 @@ def _questions(tasks: Sequence[ScoredQuestions], more: str = "") -> dict[str, An
     }
 
 
-def _details(report: Report) -> dict[str, Any]:
+def _detail_parts(report: Report) -> dict[str, Any]:
     """The report's details in the form for the page; None for missing ones."""
     details = report.details
-    warm = [row for stage in report.stages for row in stage.measurements if row.metric == "startup_warm_s"]
+    swept = None
+    if details.sweep and report.plan.sweep:
+        before = details.before.curve if details.before else []
+        swept = sections.sweep_section(details.sweep, sweep_plan(report.plan), before)
     return {
         "course": sections.course_figures(details.course) if details.course else None,
         "soak": sections.soak_figures(details.soak) if details.soak else None,
-        "swept": _swept(report),
-        "drafting": sections.drafting_rows(details.speculation) if details.speculation else None,
+        "swept": swept,
+        "speculation": details.speculation,
         "same_text": sections.same_text_sentence(details.speculation.texts) if details.speculation else None,
         "speedups": sections.speedup_rows(details.speedups),
         "startup": sections.startup_rows(details.startup) if details.startup else None,
         "idle": sections.idle_rows(details.idle) if details.idle else None,
-        "warmth": sections.WARMTH[details.startup.warm] if details.startup else None,
-        "warm_starts": [words.measurement_row(measurement) for measurement in warm],
-        "tries": sections.try_rows(details.fit) if details.fit else None,
-        "fitted": sections.options_text(details.fit.found) if details.fit else None,
+        "warm_starts": [words.measurement_row(row) for row in report.measurements if row.metric == "startup_warm_s"],
+        "fit": details.fit,
     }
 
 
-def _swept(report: Report) -> sections.SweepSection | None:
-    results, before = report.details.sweep, report.details.before
-    if results is None or report.plan.sweep is None:
-        return None
-    return sections.sweep_section(results, sweep_plan(report.plan), before.curve if before else [])
-
-
 @cache
-def _template() -> Template:
-    return template(__package__, "page.html.jinja", TITLES=TITLES, drawing=DRAWING, strip=STRIP)
-
-
-@cache
-def _words_template() -> Template:
-    return template(__package__, "words.html.jinja")
-
-
-def _absent(report: Report) -> list[Stage]:
-    present = {stage.stage for stage in report.stages}
-    return [name for name in wanted(report.plan) if name not in present]
+def _page_template(name: str) -> Template:
+    return template(__package__, name, TITLES=TITLES, drawing=sections, points=points, words=words)
 
 
 def _in_order(stages: Iterable[StageEvidence]) -> list[StageEvidence]:
     return sorted(stages, key=lambda stage: STAGES.index(stage.stage))
 
 
-def _sections(report: Report) -> list[Section]:
+def _list_sections(report: Report) -> list[Section]:
     stages = [stage for stage in _in_order(report.stages) if TABLE[stage.stage].has_measurements]
-    measured = [_section(stage.stage, stage.measurements) for stage in stages]
+    measured = [_make_section(stage.stage, stage.measurements) for stage in stages]
     compared = report.judgement.comparisons
-    return [*measured, *([_section("against other runs", compared)] if compared else [])]
+    return measured + ([_make_section("against other runs", compared)] if compared else [])
 
 
-def _section(name: str, measurements: Sequence[Measurement]) -> Section:
+def _make_section(name: str, measurements: Sequence[Measurement]) -> Section:
     rows = [words.measurement_row(measurement) for measurement in measurements]
     notes = words.fold_repeats([row.note for row in rows])
     return Section(name, list(zip(rows, notes, strict=True)), sorted({row.source for row in rows}))
 
 
-def _file_row(file: EvidenceFile, stage: Stage, link: Callable[[EvidenceFile], str]) -> FileRow:
-    address = link(file)
-    return FileRow(file, stage, address if _may_be_linked(address) else "")
-
-
-def _may_be_linked(address: str) -> bool:
-    """Whether an address is safe to link: one such as `javascript:…` would run as a script of the page."""
+def _file_row(file: EvidenceFile, address: str) -> tuple[EvidenceFile, str]:
+    """A file and its address; none if it is not safe to link: one such as `javascript:…` would run as a script of the page."""
     try:
-        return urlsplit(address).scheme in LINKABLE
+        return file, address if urlsplit(address).scheme in LINKABLE else ""
     except ValueError:
-        return False
+        return file, ""
 
 
-def _server(report: Report) -> Pairs:
-    return [(name, _json(setting)) for name, setting in server_options(report.plan.server).items()]
-
-
-def _images(report: Report) -> list[tuple[str, Pairs]]:
+def _list_images(report: Report) -> list[tuple[str, Pairs]]:
     """The facts of the image under test, and of the load client's image if that is another one."""
     engines = {"Image under test": report.plan.cell.release.engine, "Image of the load client": report.plan.client}
-    return [(name, _image(engine)) for name, engine in engines.items() if engine and engine.image]
+    return [(name, _image_facts(engine, engine.image)) for name, engine in engines.items() if engine and engine.image]
 
 
-def _image(engine: EngineIdentity) -> Pairs:
-    assert engine.image is not None  # noqa: S101  (the caller has checked it)
-    about = engine.image
+def _image_facts(engine: EngineIdentity, about: ImageIdentity) -> Pairs:
     facts = {"reference": about.reference, "digest": engine.digest, "platform": about.platform, "image ID": about.image_id}
     facts |= {"created": about.created, KINDS[engine.kind].title: engine.version}
     facts |= {f"label {name}": value for name, value in sorted(about.labels.items())}
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _workload(report: Report) -> list[tuple[str, Pairs]]:
+def _workload_settings(report: Report) -> list[tuple[str, Pairs]]:
     """The settings of each stage that has settings."""
-    each = [kind.settings(report.plan) for kind in TABLE.values()]
-    return [(title, _settings(section)) for settings in each for title, section in settings.items()]
+    sections = [section for kind in TABLE.values() for section in kind.settings(report.plan).items()]
+    return [
+        (title, [(name, _as_json(setting)) for name, setting in settings.items() if setting is not None])
+        for title, settings in sections
+    ]
 
 
-def _settings(settings: dict[str, Any]) -> Pairs:
-    return [(name, _json(setting)) for name, setting in settings.items() if setting is not None]
-
-
-def _tools(report: Report) -> list[tuple[str, str, str]]:
+def _tool_rows(report: Report) -> list[tuple[str, str, str]]:
     """Each tool once, as (tool, version, where it was used)."""
     engine = report.plan.cell.release.engine
     maker, _, version = report.made_by.rpartition(" ")
@@ -238,24 +188,90 @@ def _tools(report: Report) -> list[tuple[str, str, str]]:
     tools += [(name, number, "engine") for name, number in engine.packages.items()]
     used = [(name, number, stage.stage) for stage in _in_order(report.stages) for name, number in stage.tools.items()]
     tools += [(name, number, stage) for name, number, stage in used if engine.packages.get(name) != number]
-    judged_by = _flat(report.judgement.suite.get("meta")).get("great_expectations_version")
+    judged_by = _flatten_entries(report.judgement.suite.get("meta")).get("great_expectations_version")
     return [*tools, *([("Great Expectations", judged_by, "judge")] if judged_by else [])]
 
 
-def _flat(document: object) -> dict[str, str]:
+def _flatten_entries(document: object) -> dict[str, str]:
     """The plain entries of `document`; empty if it is not a mapping."""
     entries = document.items() if isinstance(document, dict) else ()
     return {
-        str(name).replace("_", " ") if isinstance(entry, int | float) else str(name): _entry(entry) for name, entry in entries
+        str(name).replace("_", " ") if isinstance(entry, int | float) else str(name): _entry_words(entry)
+        for name, entry in entries
     }
 
 
-def _entry(value: object) -> str:
+def _entry_words(value: object) -> str:
     if value is None:
         return words.DASH
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-def _json(setting: object) -> str:
+def _as_json(setting: object) -> str:
     """The setting as JSON. Text is in quotes, so that the text "1" does not look like the number 1."""
     return json.dumps(setting, ensure_ascii=False, default=str)
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """A published score. `address` is that of its source, if it has one. `ours` has our scores with their intervals."""
+
+    task: str
+    score: str
+    of: str
+    source: str
+    address: str
+    ours: list[str]
+    differs: list[str]
+
+
+def published_rows(report: Report) -> list[PublishedRow]:
+    measured = [row for stage in report.stages if stage.stage == "accuracy" for row in stage.measurements]
+    return [
+        PublishedRow(
+            task=task.name,
+            score=words.value(published.score, "fraction"),
+            of=published.of or "",
+            source=published.source,
+            address=published.source if _is_web_address(published.source) else "",
+            ours=[_our_score(row) for row in measured if row.task == task.name and _is_beside(row, published)],
+            differs=[*_list_differences(published, task.settings), *([published.note] if published.note else [])],
+        )
+        for task in report.plan.accuracy
+        for published in task.settings.published
+    ]
+
+
+def _is_beside(row: Measurement, published: PublishedScore) -> bool:
+    same_metric = METRICS[row.metric].is_score and published.metric in (None, row.metric)
+    return same_metric and published.filter in (None, row.filter)
+
+
+def _our_score(row: Measurement) -> str:
+    name = f"{row.metric} ({row.filter})" if row.filter else row.metric
+    if row.value is None:
+        return f"{name}: invalid"
+    return f"{name}: {words.value(row.value, row.unit)}, interval {words.interval(row.interval, row.unit)}"
+
+
+def _list_differences(published: PublishedScore, settings: Accuracy) -> Iterator[str]:
+    asked = {"shots": "num_fewshot", "API": "api", "longest reply, in tokens": "max_gen_toks"}
+    for word, key in asked.items():
+        theirs, ours = getattr(published, key), getattr(settings, key)
+        if theirs is None or theirs != ours:
+            there = "not said" if theirs is None else _setting_words(theirs)
+            yield f"{word}: {there} there, {_setting_words(ours)} here"
+
+
+def _setting_words(value: object) -> str:
+    if value is None:
+        return f"the task's own, or else {USUAL_TOKENS},"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _is_web_address(text: str) -> bool:
+    """Whether it may be a link: an address such as `javascript:…` would run as a script of the page."""
+    try:
+        return urlsplit(text).scheme in ("http", "https") and bool(urlsplit(text).netloc)
+    except ValueError:
+        return False

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 
 from vllm_qualify.evidence.load.figures import STAGE as LOAD
 from vllm_qualify.evidence.measurement import Interval, Measurement
-from vllm_qualify.judge.estimate import taken
-from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.judge.estimate import cost_in_words
 from vllm_qualify.recipe.gates import Gate
-from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
 WHOLE_RUNS = "the figures are over whole runs, as bench counts: ramp-up and tail are in them"
-OUTPUT = "output_throughput_tok_s"
-ALWAYS = ("request_throughput_req_s", OUTPUT)
+ALWAYS = ("request_throughput_req_s", OUTPUT_THROUGHPUT)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 PERCENTILES = ("p50", "p90", "p99")
 # The sizes of a drawing, in its own units; it scales to the available width. Our line of points is above the baseline's.
@@ -59,20 +57,12 @@ def strips(report: Report) -> list[Strip]:
     """A strip for the throughput and for every metric with a gate, if it was measured in repeats."""
     gated = [gate.gate for gate in report.judgement.gates]
     wanted = dict.fromkeys([*ALWAYS, *(gate.metric for gate in gated)])
-    ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
+    ours, theirs = _by_metric(report.measurements), _by_metric(report.baseline_measurements)
     return [
-        _strip(ours[name], theirs.get(name), [gate for gate in gated if gate.metric == name and not gate.is_compared])
+        _make_strip(ours[name], theirs.get(name), [gate for gate in gated if gate.metric == name and not gate.is_compared])
         for name in wanted
         if name in ours and ours[name].repeats
     ]
-
-
-def _measured(report: Report) -> list[Measurement]:
-    return [row for stage in report.stages for row in stage.measurements]
-
-
-def _before(report: Report) -> list[Measurement]:
-    return report.details.before.measurements if report.details.before else []
 
 
 def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
@@ -80,7 +70,7 @@ def _by_metric(measurements: Sequence[Measurement]) -> dict[str, Measurement]:
     return {row.metric: row for row in measurements if (row.task, row.start) == (None, None) and row.value is not None}
 
 
-def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> Strip:
+def _make_strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> Strip:
     before = theirs.repeats if theirs else []
     ends = [ours.interval.lower, ours.interval.upper] if ours.interval else []
     drawn = [*ours.repeats, *before, *ends, *(bound for gate in gates for bound in gate.bounds)]
@@ -100,50 +90,48 @@ def _strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate])
         ours=marks(ours.repeats),
         theirs=marks(before),
         interval=(x(ends[0]), x(ends[1])) if ends else None,
-        bounds=[Mark(x(bound), words.bound(gate)) for gate in gates for bound in gate.bounds],
+        bounds=[Mark(x(bound), words.words_of_bound(gate)) for gate in gates for bound in gate.bounds],
         least=words.value(least, ours.unit, [most]),
         most=words.value(most, ours.unit, [least]),
-        text=_text(ours, theirs, gates),
+        text=_strip_words(ours, theirs, gates),
     )
 
 
-def _text(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
+def _strip_words(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
     """The content of the drawing, in words."""
     row = words.measurement_row(ours)
-    parts = [f"repeats {row.repeats}"]
-    parts += [f"interval {row.interval}"] if ours.interval else []
-    parts += [f"bound {words.bound(gate)}" for gate in gates]
-    parts += [f"baseline {words.measurement_row(theirs).repeats}"] if theirs and theirs.repeats else []
-    return "; ".join(parts)
+    interval = f"interval {row.interval}" if ours.interval else ""
+    bounds = [f"bound {words.words_of_bound(gate)}" for gate in gates]
+    baseline = f"baseline {words.measurement_row(theirs).repeats}" if theirs and theirs.repeats else ""
+    return "; ".join(filter(None, [f"repeats {row.repeats}", interval, *bounds, baseline]))
 
 
 def latency_rows(report: Report) -> list[LatencyRow]:
     """The rows of the latencies; empty if no load was measured."""
-    ours, theirs = _by_metric(_measured(report)), _by_metric(_before(report))
-    if not any(row.metric.startswith(f"{name}_") for row in _measured(report) for name in LATENCIES):
+    ours, theirs = _by_metric(report.measurements), _by_metric(report.baseline_measurements)
+    if not any(row.metric.startswith(f"{name}_") for row in report.measurements for name in LATENCIES):
         return []
-    return [
-        LatencyRow(
-            name=title,
-            meaning=METRICS[f"{name}_mean_ms"].meaning.removesuffix(", mean"),
-            percentiles=[(_value(f"{name}_{which}_ms", ours), _value(f"{name}_{which}_ms", theirs)) for which in PERCENTILES],
-        )
-        for name, title in LATENCIES.items()
-    ]
+    rows = []
+    for name, title in LATENCIES.items():
+        metrics = [f"{name}_{which}_ms" for which in PERCENTILES]
+        percentiles = [(_value_words(ours.get(metric)), _value_words(theirs.get(metric))) for metric in metrics]
+        rows.append(LatencyRow(title, METRICS[f"{name}_mean_ms"].meaning.removesuffix(", mean"), percentiles))
+    return rows
 
 
-def _value(metric: str, measurements: dict[str, Measurement]) -> str:
-    return words.value(measurements[metric].value, measurements[metric].unit) if metric in measurements else DASH
+def _value_words(row: Measurement | None) -> str:
+    return words.value(row.value, row.unit) if row else DASH
 
 
 def cost(report: Report) -> tuple[str, str]:
     """The cost of a million output tokens at the profile's load, and how it follows; or DASH, and why there is no cost."""
-    plan, output = report.plan, _by_metric(_measured(report)).get(OUTPUT)
+    plan, output = report.plan, _by_metric(report.measurements).get(OUTPUT_THROUGHPUT)
     if plan.price_usd_gpu_hour is None:
         return DASH, "the price of a GPU hour is not given: give the recipe price_usd_gpu_hour, or the run --price-usd-gpu-hour"
     if output is None or not output.value:
-        return DASH, f"there is no valid {OUTPUT}"
-    gpus = _gpus(plan)
+        return DASH, f"there is no valid {OUTPUT_THROUGHPUT}"
+    # As the sweep counts them: a server on a CPU counts as one.
+    gpus = max(1, len(plan.server.gpus))
     usd_s = plan.price_usd_gpu_hour * gpus / 3600
     at = f"{gpus} times {plan.price_usd_gpu_hour:g} usd an hour for {words.value(output.value, 'tok/s')}"
     if output.interval and output.interval.lower > 0:
@@ -153,23 +141,16 @@ def cost(report: Report) -> tuple[str, str]:
 
 
 def effort(report: Report) -> str:
-    """What the load took: repeats, minutes, GPU-minutes, and money if there is a price; empty if there was no load.
-
-    The minutes are those of the whole stage. They include the start of the baseline's server if both are measured in turns.
-    """
+    """What the load took: repeats, minutes of its stage, GPU-minutes, and money if there is a price; empty without a load."""
     stage = next((each for each in report.stages if each.stage == LOAD), None)
     if stage is None:
         return ""
     repeats = len(stage.commands) // (2 if report.plan.beside else 1)
     counted = f"{repeats} repeat{'' if repeats == 1 else 's'}, " if repeats else ""
-    return f"{counted}{taken(report.plan, stage.duration_s)}{f', in run {stage.taken_from}' if stage.taken_from else ''}"
+    elsewhere = f", in run {stage.taken_from}" if stage.taken_from else ""
+    return f"{counted}{cost_in_words(report.plan, stage.duration_s)}{elsewhere}"
 
 
 def window(report: Report) -> str:
     """The window of the load's figures, in words; empty if it is the steady state."""
     return WHOLE_RUNS if report.plan.load.window == "whole" else ""
-
-
-def _gpus(plan: CellPlan) -> int:
-    """The number of GPUs, as the sweep counts them: a server on a CPU counts as one."""
-    return max(1, len(plan.server.gpus))

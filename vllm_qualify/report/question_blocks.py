@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.report import words
-from vllm_qualify.report.questions import Excerpt, Flip, ScoredQuestions, Way
-from vllm_qualify.report.replies import Pieces, difference
+from vllm_qualify.report.flips import Excerpt, Flip, Pieces, mark_differences
+from vllm_qualify.report.questions import ScoredQuestions, Way
 
 # The normal distribution's quantile of 97.5 %.
 Z_95 = 1.959964
@@ -26,12 +26,8 @@ class TextBlock:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class AnswerBlock:
-    """One side's answer, and what was thought before it, if anything was."""
-
-    answer: TextBlock
-    thinking: TextBlock | None
+AnswerBlock = tuple[TextBlock, TextBlock | None]
+"""One side's answer, and what was thought before it, if anything was."""
 
 
 @dataclass(frozen=True)
@@ -76,54 +72,38 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class QuestionsSection:
-    """A task's questions. `left_out` and `unshown` say how many questions and how many flips are not on the page."""
+    """A task's questions."""
 
     title: str
     scored: ScoredQuestions
     flips: list[FlipBlock]
     rows: list[QuestionRow]
     topics: list[TopicRow]
-    unshown: int
-    left_out: int
 
 
 def questions_sections(tasks: Sequence[ScoredQuestions], more: str = "") -> list[QuestionsSection]:
-    """Each task's questions, by filter. Addresses name the first filter's questions by the task alone.
-
-    `more` is the address of a page with the words of more questions, if there is one.
-    """
-    named: dict[str, ScoredQuestions] = {}
+    """Each task's questions, by filter; `more` is the address of a page with the words of more of them, if there is one."""
+    sections, seen = [], set[str]()
     for scored in tasks:
-        named.setdefault(scored.task, scored)
-    names = [scored.task if named[scored.task] is scored else f"{scored.task}-{scored.filter}" for scored in tasks]
-    return [_section(scored, name, more) for scored, name in zip(tasks, names, strict=True)]
+        name = f"{scored.task}-{scored.filter}" if scored.task in seen else scored.task
+        sections.append(_make_section(scored, name, more))
+        seen.add(scored.task)
+    return sections
 
 
-def anchor_of(name: str, number: int) -> str:
-    """What names a question in the page's address, such as `question-gsm8k-41`."""
-    return f"question-{quote(name, safe='')}-{number}"
-
-
-def topic_class(place: int | None) -> str:
-    """What a question's element is marked with, so that a topic can be chosen."""
-    return "" if place is None else f"t{place}"
-
-
-def _marks(number: int, place: int | None, cut: frozenset[int]) -> str:
-    """The classes by which a question can be chosen."""
-    return " ".join(filter(None, (topic_class(place), "cut" if number in cut else "")))
-
-
-def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
+def _make_section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
     ways = scored.ways
-    theirs = scored.theirs or [None] * len(scored.ours)
-    scores = dict(zip(scored.numbers, zip(scored.ours, theirs, strict=True), strict=True))
-    about = dict(zip(scored.numbers, scored.about or [None] * len(scored.numbers), strict=True))
+    unknown = [None] * len(scored.numbers)
+    scores = dict(zip(scored.numbers, zip(scored.ours, scored.theirs or unknown, strict=True), strict=True))
+    about = dict(zip(scored.numbers, scored.about or unknown, strict=True))
     cut = frozenset(scored.cut or ())
+    # What names a question in the page's address, such as `question-gsm8k-41`.
+    anchors = {number: f"question-{quote(name, safe='')}-{number}" for number in scored.numbers}
+    # The classes by which a question can be chosen: its topic, and whether an answer was cut.
+    topics = {number: "" if place is None else f"t{place}" for number, place in about.items()}
+    marks = {number: f"{topics[number]} {'cut' if number in cut else ''}".strip() for number in scored.numbers}
     flips = [
-        _flip(
-            flip, way, anchor_of(name, flip.question), _marks(flip.question, about[flip.question], cut), scores[flip.question]
-        )
+        _flip_block(flip, way, anchors[flip.question], marks[flip.question], scores[flip.question])
         for flip in scored.flips
         if (way := ways.get(flip.question))
     ]
@@ -131,7 +111,7 @@ def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
 
     def leads_to(number: int) -> str:
         elsewhere = bool(more and ways[number] and number not in shown)
-        return f"{more if elsewhere else ''}#{anchor_of(name, number)}" if elsewhere or number in shown else ""
+        return f"{more if elsewhere else ''}#{anchors[number]}" if elsewhere or number in shown else ""
 
     return QuestionsSection(
         title=label_of(scored.metric, scored.task, scored.filter, against_baseline=False),
@@ -140,18 +120,16 @@ def _section(scored: ScoredQuestions, name: str, more: str) -> QuestionsSection:
         rows=[
             QuestionRow(
                 number=number,
-                anchor="" if number in shown else anchor_of(name, number),
+                anchor="" if number in shown else anchors[number],
                 leads_to=leads_to(number),
                 way=ways[number] or "",
-                marks=_marks(number, about[number], cut),
-                ours=_score(scores[number][0]),
-                theirs=_score(scores[number][1]),
+                marks=marks[number],
+                ours=_score_words(scores[number][0]),
+                theirs=_score_words(scores[number][1]),
             )
             for number in scored.numbers
         ],
         topics=topic_rows(scored),
-        unshown=scored.flipped - len(scored.flips),
-        left_out=scored.asked - len(scored.numbers),
     )
 
 
@@ -164,14 +142,13 @@ def topic_rows(scored: ScoredQuestions) -> list[TopicRow]:
     for number, ours, theirs, place in zip(scored.numbers, scored.ours, scored.theirs, scored.about, strict=False):
         if place is not None and ours is not None and theirs is not None:
             flips.setdefault(place, []).append(ways[number])
-    return [_topic_row(topic, flips[place]) for place, topic in enumerate(scored.topics) if place in flips]
-
-
-def _topic_row(topic: str, ways: Sequence[Way | None]) -> TopicRow:
-    lost, gained = ways.count("lost"), ways.count("gained")
-    lower, upper = difference_interval(lost, gained, len(ways))
-    points = [f"{100 * share:+.1f}" for share in ((gained - lost) / len(ways), lower, upper)]
-    return TopicRow(topic, len(ways), lost, gained, f"{points[0]} pp", f"{points[1]} to {points[2]} pp")
+    rows = []
+    for place, of_topic in sorted(flips.items()):
+        count, lost, gained = len(of_topic), of_topic.count("lost"), of_topic.count("gained")
+        shares = ((gained - lost) / count, *difference_interval(lost, gained, count))
+        difference, lower, upper = (f"{100 * share:+.1f}" for share in shares)
+        rows.append(TopicRow(scored.topics[place], count, lost, gained, f"{difference} pp", f"{lower} to {upper} pp"))
+    return rows
 
 
 def difference_interval(lost: int, gained: int, questions: int) -> tuple[float, float]:
@@ -186,9 +163,9 @@ def difference_interval(lost: int, gained: int, questions: int) -> tuple[float, 
     return max(-1.0, middle - error), min(1.0, middle + error)
 
 
-def _flip(flip: Flip, way: Way, anchor: str, marks: str, scores: tuple[float | None, float | None]) -> FlipBlock:
-    ours, theirs = map(_score, scores)
-    marked = difference(flip.theirs.text, flip.ours.text) if flip.theirs and flip.ours else None
+def _flip_block(flip: Flip, way: Way, anchor: str, marks: str, scores: tuple[float | None, float | None]) -> FlipBlock:
+    ours, theirs = map(_score_words, scores)
+    marked = mark_differences(flip.theirs.text, flip.ours.text) if flip.theirs and flip.ours else None
     before, now = marked or (None, None)
     is_noise = bool(marked is None and flip.theirs and flip.ours and flip.theirs.text and flip.ours.text)
     return FlipBlock(
@@ -197,19 +174,18 @@ def _flip(flip: Flip, way: Way, anchor: str, marks: str, scores: tuple[float | N
         way=way,
         marks=marks,
         scores=f"{theirs} at the baseline, {ours} here",
-        asked=[_text("Question", flip.asked), _text("Expected", flip.target)],
-        theirs=_answer(f"Baseline: {theirs}", flip.theirs, flip.their_thinking, before),
-        ours=_answer(f"This run: {ours}", flip.ours, flip.our_thinking, now),
+        asked=[_text_block("Question", flip.asked), _text_block("Expected", flip.target)],
+        theirs=_answer_block(f"Baseline: {theirs}", flip.theirs, flip.their_thinking, before),
+        ours=_answer_block(f"This run: {ours}", flip.ours, flip.our_thinking, now),
         note=NOT_MARKED if is_noise else "",
     )
 
 
-def _answer(name: str, answer: Excerpt | None, thinking: Excerpt | None, pieces: Pieces | None) -> AnswerBlock:
-    thought = _text("Thinking", thinking) if thinking else None
-    return AnswerBlock(_text(name, answer, pieces), thought)
+def _answer_block(name: str, answer: Excerpt | None, thinking: Excerpt | None, pieces: Pieces | None) -> AnswerBlock:
+    return _text_block(name, answer, pieces), _text_block("Thinking", thinking) if thinking else None
 
 
-def _text(name: str, excerpt: Excerpt | None, pieces: Pieces | None = None) -> TextBlock:
+def _text_block(name: str, excerpt: Excerpt | None, pieces: Pieces | None = None) -> TextBlock:
     if excerpt is None:
         return TextBlock(name, [], NOT_KEPT)
     if not excerpt.text:
@@ -218,7 +194,7 @@ def _text(name: str, excerpt: Excerpt | None, pieces: Pieces | None = None) -> T
     return TextBlock(name, pieces or [(excerpt.text, False)], note)
 
 
-def _score(score: float | None) -> str:
+def _score_words(score: float | None) -> str:
     if score is None:
         return "unanswered"
     return {1.0: "right", 0.0: "wrong"}.get(score) or words.share(score)

@@ -2,29 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from markupsafe import Markup
 
 from vllm_qualify.evidence.idle import Idle, Stretch, sum_of
-from vllm_qualify.evidence.load.fitting import Tried, Try
+from vllm_qualify.evidence.load.greedy import SameText
+from vllm_qualify.evidence.load.search import UNITS, Point, SloLevel, SweepPlan
 from vllm_qualify.evidence.load.soak import SoakCourse
-from vllm_qualify.evidence.load.speculation import Drafting, SameText, SpeculationDetails
-from vllm_qualify.evidence.load.sweep import OUTPUT, TPOT, UNITS, CurvePoint, Point, SloLevel, SweepPlan, Swept
+from vllm_qualify.evidence.load.sweep import TPOT, CurvePoint, Swept
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import PARTS, Startup
-from vllm_qualify.evidence.watched import Series, chart
-from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.serving import ServerArguments
+from vllm_qualify.evidence.watched import Series
+from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.report import words
+from vllm_qualify.report.charts import draw_chart
 from vllm_qualify.report.words import DASH
 
 # The latencies of each point that a sweep without an SLO shows.
 LATENCIES = ("ttft_p50_ms", TPOT)
-PURPOSES = {
-    "curve": "curve",
-    "concurrency": "search for the most clients",
-    "request_rate": "search for the highest rate",
-}
+PURPOSES = {"curve": "curve", "concurrency": "search for the most clients", "request_rate": "search for the highest rate"}
 GOALS = {"concurrency": "most clients", "request_rate": "highest rate of requests"}
 WARMTH = {
     True: "warm: what is compiled came from a cache",
@@ -33,6 +30,8 @@ WARMTH = {
 }
 # The sizes of the drawing, in its own units; it scales to the available width.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640.0, 320.0, 64.0, 40.0, 32.0, 40.0
+Drawn = tuple[str, str, dict[str, list[float | None]]]
+"""A figure's title, unit and lines."""
 Fact = tuple[str, str, str]
 """A name, its value or DASH, and a remark or the reason why there is no value."""
 
@@ -90,105 +89,81 @@ class SweepSection:
     problems: list[str]
 
 
-@dataclass(frozen=True)
-class DraftingRow:
-    """The drafts at one number of simultaneous requests; the rates are by position."""
-
-    name: str
-    clients: str
-    length: str
-    rate: str
-    rates: str
-    note: str
-
-
-@dataclass(frozen=True)
-class TryRow:
-    """One start of a fit. The chosen start had exactly the options of the result."""
-
-    options: str
-    kv_cache: str
-    holds: str
-    throughput: str
-    note: str
-    is_chosen: bool
-
-
 def course_figures(course: Series) -> list[Figure]:
     """The figures of the server's course. A figure without any value is left out."""
-    figures = [
-        _figure("Requests in the server", "req", course.time_s, {"running": course.running, "waiting": course.waiting}),
-        _figure("KV cache in use", "share", course.time_s, {"in use": course.kv_cache_usage}),
-        _figure("Output tokens per second", "tok/s", course.time_s, {"output": course.output_tok_s}),
+    drawn: list[Drawn] = [
+        ("Requests in the server", "req", {"running": course.running, "waiting": course.waiting}),
+        ("KV cache in use", "share", {"in use": course.kv_cache_usage}),
+        ("Output tokens per second", "tok/s", {"output": course.output_tok_s}),
     ]
-    return [figure for figure in figures if figure is not None]
+    return _draw_figures(course.time_s, drawn)
 
 
 def soak_figures(course: SoakCourse) -> list[Figure]:
     """The figures of a soak, with a point for each round. A figure without any value is left out."""
-    latencies = [(name, {name.upper(): values}) for name, values in course.latency_ms.items()]
-    figures = [
-        _figure("Resident memory of the server's processes", "MiB", course.time_s, {"host": course.host_mib}),
-        _figure("Used memory of the server's GPUs", "MiB", course.time_s, {"GPUs": course.gpu_mib}),
-        *(_figure(f"Mean {name.upper()} of a round", "ms", course.time_s, line) for name, line in latencies),
+    latencies = [(name.upper(), values) for name, values in course.latency_ms.items()]
+    drawn: list[Drawn] = [
+        ("Resident memory of the server's processes", "MiB", {"host": course.host_mib}),
+        ("Used memory of the server's GPUs", "MiB", {"GPUs": course.gpu_mib}),
+        *((f"Mean {name} of a round", "ms", {name: values}) for name, values in latencies),
     ]
-    return [figure for figure in figures if figure is not None]
+    return _draw_figures(course.time_s, drawn)
 
 
-def _figure(title: str, unit: str, time_s: list[float], lines: dict[str, list[float | None]]) -> Figure | None:
+def _draw_figures(time_s: list[float], drawn: Sequence[Drawn]) -> list[Figure]:
+    has_values = [any(value is not None for line in lines.values() for value in line) for _, _, lines in drawn]
+    return [_draw_figure(time_s, *each) for each in compress(drawn, has_values)]
+
+
+def _draw_figure(time_s: list[float], title: str, unit: str, lines: dict[str, list[float | None]]) -> Figure:
     known = {name: [value for value in line if value is not None] for name, line in lines.items()}
-    if not any(known.values()):
-        return None
-    ranges = [f"{name} {_range(values, unit)}" for name, values in known.items()]
+    ranges = [f"{name} {_range_words(values, unit)}" for name, values in known.items()]
     missing = sum(any(line[at] is None for line in lines.values()) for at in range(len(time_s)))
     gaps = f"; samples that do not tell it all: {missing} of {len(time_s)}" if missing else ""
-    drawn = chart(title, unit, time_s, lines)
-    # The chart escapes its inputs.
-    return Figure(Markup(drawn), f"{'; '.join(ranges)}{gaps}")  # noqa: S704  (our own drawing, its labels escaped)
+    svg = Markup(draw_chart(title, unit, time_s, lines))  # noqa: S704  (our own drawing, its labels escaped)
+    return Figure(svg, f"{'; '.join(ranges)}{gaps}")
 
 
-def _range(values: Sequence[float], unit: str) -> str:
+def _range_words(values: Sequence[float], unit: str) -> str:
     if not values:
         return "not reported"
+    shown_unit = "fraction" if unit == "share" else unit
     ends = (min(values), max(values))
-    if unit == "req":
-        return " to ".join(f"{number:,g}" for number in ends)
-    return " to ".join(words.value(number, "fraction" if unit == "share" else unit) for number in ends)
+    return " to ".join(f"{number:,g}" if unit == "req" else words.value(number, shown_unit) for number in ends)
 
 
 def sweep_section(swept: Swept, planned: SweepPlan, before: Sequence[CurvePoint] = ()) -> SweepSection:
     """The section of the sweep. `before` is the baseline's curve."""
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)
-    on_curve = {point.folder: point for point in swept.curve}
-    goals = [(goal, swept.level_of(goal)) for goal in planned.goals]
+    on_front = {point.folder for point in swept.curve if point.is_on_front}
     return SweepSection(
         slo=[f"{name} ≤{words.NO_BREAK}{bound:,g} ms" for name, bound in slo.items()],
         latencies=latencies,
         plot=plot(swept.curve, before) if swept.curve else None,
-        points=[_point_row(point, on_curve.get(point.folder), latencies, planned.gpus) for point in swept.points],
-        searched=[_searched(GOALS[goal], UNITS[goal], level) for goal, level in goals],
+        points=[_point_row(point, latencies, planned.gpus, on_front) for point in swept.points],
+        searched=[_search_fact(GOALS[goal], UNITS[goal], swept.level_of(goal)) for goal in planned.goals],
         problems=swept.curve_problems,
     )
 
 
-def _searched(name: str, unit: str, level: SloLevel | None) -> Fact:
+def _search_fact(name: str, unit: str, level: SloLevel | None) -> Fact:
     if level is None or level.value is None:
         return name, DASH, (level.invalid_because if level else None) or "it was not searched for"
     return name, f"{level.value:,g} {unit}", level.note
 
 
-def _point_row(point: Point, on_curve: CurvePoint | None, latencies: Sequence[str], gpus: int) -> PointRow:
+def _point_row(point: Point, latencies: Sequence[str], gpus: int, on_front: set[str]) -> PointRow:
     figures, unit = point.figures, UNITS["request_rate" if point.asked.is_open else "concurrency"]
     return PointRow(
         run=point.folder,
         purpose=PURPOSES[point.asked.purpose],
         level=f"{point.asked.level:,g} {unit}",
-        per_gpu=words.value(figures[OUTPUT] / gpus, "tok/s") if OUTPUT in figures else DASH,
+        per_gpu=words.value(figures[OUTPUT_THROUGHPUT] / gpus, "tok/s") if OUTPUT_THROUGHPUT in figures else DASH,
         per_user=words.value(1000 / figures[TPOT], "tok/s") if figures.get(TPOT, 0.0) > 0 else DASH,
         latencies=[words.value(figures.get(name), "ms") for name in latencies],
         meets={True: "met", False: "missed", None: DASH}[point.meets_slo],
-        note=point.invalid_because or point.overloaded_because or ("on the front" if on_curve and on_curve.is_on_front else ""),
+        note=point.invalid_because or point.overloaded_because or ("on the front" if point.folder in on_front else ""),
         is_invalid=point.invalid_because is not None,
     )
 
@@ -209,34 +184,14 @@ def plot(curve: Sequence[CurvePoint], before: Sequence[CurvePoint] = ()) -> Plot
             for each in points
         ]
 
-    ours, theirs = dots(curve), dots(before)
-    return Plot(ours, _front(ours), theirs, _front(theirs), words.value(most_user, "tok/s"), words.value(most_gpu, "tok/s"))
+    ours, theirs, ends = dots(curve), dots(before), [words.value(most, "tok/s") for most in (most_user, most_gpu)]
+    return Plot(ours, _front_path(ours), theirs, _front_path(theirs), *ends)
 
 
-def _front(dots: Sequence[Dot]) -> str:
+def _front_path(dots: Sequence[Dot]) -> str:
     """A path through the points of the front."""
     front = sorted((dot.x, dot.y) for dot in dots if dot.is_on_front)
     return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
-
-
-def drafting_rows(details: SpeculationDetails) -> list[DraftingRow]:
-    named = {
-        "fixed prompts, greedy": details.greedy,
-        "one request at a time": details.batch1,
-        "the profile's load": details.profile,
-    }
-    return [_drafting_row(name, drafting) for name, drafting in named.items()]
-
-
-def _drafting_row(name: str, drafting: Drafting) -> DraftingRow:
-    return DraftingRow(
-        name=name,
-        clients=f"{drafting.max_concurrency:,}",
-        length=words.value(drafting.length_tok, "tok"),
-        rate=words.value(drafting.rate, "fraction"),
-        rates=" · ".join(words.value(rate, "fraction") for rate in drafting.rates) or DASH,
-        note=drafting.invalid_because or "",
-    )
 
 
 def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
@@ -248,9 +203,8 @@ def speedup_rows(speedups: Sequence[Measurement]) -> list[Fact]:
 def same_text_sentence(texts: SameText | None) -> str:
     """How many texts are the same without speculative decoding, and where the others begin to differ, in one sentence."""
     if texts is None:
-        return (
-            "It is not known whether the texts are the same without it: the measurement speculative_same_text has the reason."
-        )
+        reason = "the measurement speculative_same_text has the reason"
+        return f"It is not known whether the texts are the same without it: {reason}."
     parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
     same = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
     return f"{same}; they part: {', '.join(parted)}." if parted else f"{same}."
@@ -258,48 +212,28 @@ def same_text_sentence(texts: SameText | None) -> str:
 
 def startup_rows(startup: Startup) -> list[Fact]:
     """The whole start, then its parts in their order."""
-    parts = [(part, metric, getattr(startup, part)) for part, metric in PARTS.items()]
-    rows = [(METRICS[metric].meaning, _seconds(value), startup.because.get(part, "")) for part, metric, value in parts]
-    return [(METRICS["startup_s"].meaning, _seconds(startup.startup_s), ""), *rows]
+    return [
+        (METRICS[metric].meaning, _duration_words(getattr(startup, part)), startup.because.get(part, ""))
+        for part, metric in {"startup_s": "startup_s", **PARTS}.items()
+    ]
 
 
 def idle_rows(idle: Idle) -> list[Fact]:
     """Each GPU; if there are several, also all together. If nothing is certain, only the reason."""
     if idle.because is not None:
         return [("The GPUs idled", DASH, idle.because)]
-    several = len(idle.gpus) > 1
     rows = [_idle_row(f"GPU {gpu.index} idled", gpu.start, gpu.serving) for gpu in idle.gpus]
-    starts, servings = (sum_of([getattr(gpu, part) for gpu in idle.gpus]) for part in ("start", "serving"))
-    return [*rows, *([_idle_row("All of them together idled", starts, servings)] if several else [])]
+    if len(idle.gpus) > 1:
+        start, serving = sum_of([gpu.start for gpu in idle.gpus]), sum_of([gpu.serving for gpu in idle.gpus])
+        rows.append(_idle_row("All of them together idled", start, serving))
+    return rows
 
 
 def _idle_row(what: str, start: Stretch, serving: Stretch) -> Fact:
-    whole = sum_of([start, serving])
-    parts = [
-        f"{_seconds(each.idle_s)} of {_seconds(each.told_s)} {when}"
-        for each, when in ((start, "before the first completion"), (serving, "after it"))
-    ]
-    return what, words.value(whole.share, "fraction"), ", ".join(parts)
+    before, after = (f"{_duration_words(each.idle_s)} of {_duration_words(each.told_s)}" for each in (start, serving))
+    share = words.value(sum_of([start, serving]).share, "fraction")
+    return what, share, f"{before} before the first completion, {after} after it"
 
 
-def _seconds(value: float | None) -> str:
+def _duration_words(value: float | None) -> str:
     return words.duration(value) if value is not None else DASH
-
-
-def try_rows(tried: Tried) -> list[TryRow]:
-    return [_try_row(each, tried.found) for each in tried.tries]
-
-
-def _try_row(tried: Try, chosen: ServerArguments) -> TryRow:
-    return TryRow(
-        options=options_text(tried.arguments) or "those of the recipe",
-        kv_cache=f"{tried.kv_cache_tok:,} tok" if tried.kv_cache_tok is not None else DASH,
-        holds=f"{tried.holds:,} req" if tried.holds is not None else DASH,
-        throughput=words.value(tried.output_throughput_tok_s, "tok/s"),
-        note=tried.failed_because or "",
-        is_chosen=tried.failed_because is None and tried.arguments == chosen,
-    )
-
-
-def options_text(arguments: ServerArguments) -> str:
-    return ", ".join(f"{name} {value}" for name, value in arguments.items())

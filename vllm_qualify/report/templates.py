@@ -8,21 +8,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from vllm_qualify.report import words
 from vllm_qualify.secrets import plain
 
-FILTERS = {
-    "time": words.time,
-    "duration": words.duration,
-    "size": words.size,
-    "command": shlex.join,
-    "address": quote,
-}
-NAMES = {
-    "DASH": words.DASH,
-    "tally": words.tally,
-    "hardware": words.hardware,
-    "parts": words.parts,
-    "publisher": words.publisher,
-    "engine": words.engine,
-}
+FILTERS = {name: getattr(words, name) for name in ("time", "duration", "size", "value")}
+FILTERS |= {"command": shlex.join, "address": quote}
+NAMES = {name: getattr(words, name) for name in ("DASH", "tally", "hardware", "parts", "publisher", "engine")}
 
 
 def template(package: str, name: str, **names: object) -> Template:
@@ -31,7 +19,7 @@ def template(package: str, name: str, **names: object) -> Template:
         loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finalize,
+        finalize=_show_controls,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -40,6 +28,6 @@ def template(package: str, name: str, **names: object) -> Template:
     return environment.get_template(name)
 
 
-def _finalize(value: object) -> object:
+def _show_controls(value: object) -> object:
     """Outside text with visible control characters. Markup of a template stays unchanged."""
     return plain(value) if type(value) is str else value

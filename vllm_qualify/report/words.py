@@ -1,7 +1,4 @@
-"""Numbers, times and outside text for people: the page and the terminal use the same words.
-
-A missing value is DASH, never 0. The caller shows the reason beside it.
-"""
+"""Numbers, times and outside text for people, on the page and in the terminal. A missing value is DASH, never 0."""
 
 import math
 from collections import Counter
@@ -9,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.engine.parts import MODEL
-from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.server import MODEL, ServerPlan
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.judge.verdict import WORST_FIRST, GateVerdict, Judgement
 from vllm_qualify.plan.cell import CellPlan
@@ -24,6 +20,8 @@ from vllm_qualify.recipe.metrics import METRICS
 
 DASH = "—"
 NO_BREAK = "\N{NO-BREAK SPACE}"
+# A report says of a smaller p-value that the p-value is under this one.
+LEAST_TOLD = 1e-5
 SHARES = ("fraction", POINTS)
 DIGITS = 4
 CHANGE_DIGITS = 3
@@ -65,7 +63,7 @@ class MeasurementRow:
 
 
 def gate_rows(judgement: Judgement) -> list[GateRow]:
-    """The gates, worst verdict first. Within a verdict, yes-or-no checks are last; otherwise the order of judging stays."""
+    """The gates in the order of `worst_first`."""
     return [_gate_row(result) for result in worst_first(judgement)]
 
 
@@ -77,6 +75,7 @@ def brief_gate_rows(judgement: Judgement) -> tuple[list[GateRow], list[GateRow]]
 
 
 def worst_first(judgement: Judgement) -> list[GateVerdict]:
+    """The worst verdict first. Within a verdict, yes-or-no checks are last; otherwise the order of judging stays."""
     return sorted(judgement.gates, key=lambda gate: (WORST_FIRST.index(gate.verdict), not gate.gate.has_noise))
 
 
@@ -87,23 +86,27 @@ def _gate_row(result: GateVerdict) -> GateRow:
         gate=gate.label,
         meaning=gate.meaning,
         value=value(result.value, unit, gate.bounds),
-        bound=bound(gate),
+        bound=words_of_bound(gate),
         interval=interval(result.interval, unit, gate.bounds),
         change=change(result.smallest_visible_change, unit),
         samples=count(result.sample_count),
-        because=_because(result),
-        waiver=_waiver(result),
+        because=_explain_verdict(result),
+        waiver=_waiver_words(result),
     )
 
 
-def _because(result: GateVerdict) -> str:
+def _explain_verdict(result: GateVerdict) -> str:
     """Why it has its verdict; of one that fails or misses its bound also how small a chance of a wrong `fail` suffices."""
-    if result.p_value is None or result.p_value == 1:
+    chance = result.p_value
+    if chance is None or chance == 1:
         return result.because
-    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {share(result.p_value)}"
+    told = f"under {share(LEAST_TOLD)}" if chance < LEAST_TOLD else share(chance)
+    # Of scores and loads that another run is compared with, the words name the hypothesis.
+    hypothesis = ", of a release that lost nothing" if result.gate.against in ("answers", "load") else ""
+    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {told}{hypothesis}"
 
 
-def _waiver(result: GateVerdict) -> str:
+def _waiver_words(result: GateVerdict) -> str:
     """Who waived the gate, until when and why; empty without a waiver."""
     given = result.waiver or result.expired
     if given is None:
@@ -117,10 +120,13 @@ def levels(judgement: Judgement) -> str:
     """How certain the verdicts are, in one sentence."""
     noisy = sum(result.gate.has_noise for result in judgement.gates)
     missed, met = judgement.levels.false_pass, judgement.levels.false_fail
+    at_margin, all_of_them = judgement.levels.at_margin.false_fail, met * max(noisy, 1)
     return (
         f"A gate whose bound is missed passes with a chance of at most {share(missed)}; one whose bound is met fails with at "
-        f"most {share(met)}, so that a release that meets the bounds of all its {noisy} gates with noise is failed with at "
-        f"most {share(met * max(noisy, 1))}. Both hold over all the times that a gate was looked at."
+        f"most {share(met)}. One that compares scores or loads with another run fails with at most {share(met)} if nothing was "
+        f"lost, and with at most {share(at_margin)} if as much was lost as it allows. So a release that lost nothing and meets "
+        f"the bounds of all its {noisy} gates with noise is failed with at most {share(all_of_them)}. All of this holds over "
+        f"all the times that a gate was looked at."
     )
 
 
@@ -129,33 +135,25 @@ def share(number: float) -> str:
     return f"{100 * number:.2g}{NO_BREAK}%"
 
 
-def compared(plan: CellPlan) -> str:
+def baseline_sentence(plan: CellPlan) -> str:
     """What the cell was compared with, in one sentence; empty if no gate compares it."""
     if plan.baseline is None:
-        names = ", ".join(gate.label for gate in plan.comparing)
+        names = ", ".join(gate.label for gate in plan.gates_against_baseline)
         uncompared = "this run was made to be a baseline, and is compared with none; not judged"
         return f"{uncompared}: {names}" if plan.establishes else ""
     then = plan.baseline
     made = "this run was made to be a baseline in the place of " if plan.establishes else ""
     only_here = ", which is not in the store" if then.folder else ""
-    return f"{made}run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{only_here}{_loads(plan)}"
-
-
-def _loads(plan: CellPlan) -> str:
     if not any(gate.against == "load" for gate in plan.gates):
-        return ""
-    if plan.load_alone:
-        return f", but not its load: {plan.load_alone}"
-    if plan.beside is None:
-        return ", loads unpaired: measured then and now"
-    return (
-        ", loads in turns"
-        if plan.warms_alike
-        else ", loads in turns, though only this run's server had answered questions before"
-    )
+        loads = ""
+    elif plan.load_alone:
+        loads = f", but not its load: {plan.load_alone}"
+    else:
+        loads = ", loads in turns" if plan.beside else ", loads unpaired: measured then and now"
+    return f"{made}run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{only_here}{loads}"
 
 
-def anchored(plan: CellPlan) -> str:
+def anchor_sentence(plan: CellPlan) -> str:
     """Which run the cell is held against for good, in one sentence; empty if no gate is against an anchor."""
     if plan.new_anchor:
         return "this run was made to be the anchor of later ones, and is held against none before it"
@@ -176,6 +174,7 @@ def tries(plan: CellPlan) -> str:
 
 def measurement_row(measurement: Measurement) -> MeasurementRow:
     metric = METRICS.get(measurement.metric)
+    no_noise = "a yes-or-no check has no interval" if measurement.unit == "bool" else "measured once: no interval"
     return MeasurementRow(
         metric=measurement.label,
         meaning=metric.meaning if metric else "",
@@ -183,27 +182,16 @@ def measurement_row(measurement: Measurement) -> MeasurementRow:
         interval=interval(measurement.interval, measurement.unit),
         repeats=_with_unit(measurement.repeats, measurement.unit, (), " · ") if measurement.repeats else DASH,
         samples=count(measurement.sample_count),
-        note=_note(measurement),
+        note=measurement.invalid_because or ("" if measurement.interval else no_noise),
         source=measurement.source,
         is_valid=measurement.invalid_because is None,
     )
 
 
-def _note(measurement: Measurement) -> str:
-    if measurement.invalid_because is not None:
-        return measurement.invalid_because
-    if measurement.interval is not None:
-        return ""
-    return "a yes-or-no check has no interval" if measurement.unit == "bool" else "measured once: no interval"
-
-
 def fold_repeats(reasons: Sequence[str]) -> list[str]:
     """The reasons. A long reason that only repeats the one before it becomes AS_ABOVE."""
-    before = ["", *reasons]
-    return [
-        AS_ABOVE if reason == last and len(reason) > WORTH_FOLDING else reason
-        for last, reason in zip(before, reasons, strict=False)
-    ]
+    pairs = pairwise(["", *reasons])
+    return [AS_ABOVE if reason == last and len(reason) > WORTH_FOLDING else reason for last, reason in pairs]
 
 
 def tally(judgement: Judgement) -> str:
@@ -229,19 +217,18 @@ def interval(ends: Interval | None, unit: str, apart_from: Sequence[float] = ())
     return _with_unit([ends.lower, ends.upper], unit, apart_from)
 
 
-def bound(gate: Gate) -> str:
+def words_of_bound(gate: Gate) -> str:
     """The gate's bounds exactly as the recipe has them, each with its direction; `yes` for a yes-or-no check."""
     if gate.unit == "bool":
         return ", ".join(map(_yes_or_no, gate.bounds))
     ends = zip("≥≤", gate.limits, strict=True)
-    return ", ".join(f"{sign}{NO_BREAK}{_exact(end, gate.shown_unit)}" for sign, end in ends if end is not None)
+    return ", ".join(f"{sign}{NO_BREAK}{_exact_text(end, gate.shown_unit)}" for sign, end in ends if end is not None)
 
 
-def _exact(number: float, unit: str) -> str:
+def _exact_text(number: float, unit: str) -> str:
     exact = Decimal(str(number)) * (100 if unit in SHARES else 1)
     text = f"{exact:,f}"
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return text + _suffix(unit)
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + _unit_suffix(unit)
 
 
 def change(number: float | None, unit: str) -> str:
@@ -249,8 +236,8 @@ def change(number: float | None, unit: str) -> str:
     if number is None or unit == "bool":
         return DASH
     if unit in SHARES:
-        return _percent(number, SHARE_DECIMALS) + _suffix(POINTS)
-    return _figure(number, _decimals(number, CHANGE_DIGITS)) + _suffix(unit)
+        return _percent_text(number, SHARE_DECIMALS) + _unit_suffix(POINTS)
+    return _figure_text(number, _count_decimals(number, CHANGE_DIGITS)) + _unit_suffix(unit)
 
 
 def count(number: int) -> str:
@@ -328,37 +315,36 @@ def _with_unit(numbers: list[float], unit: str, apart_from: Sequence[float], bet
         return f"{between.join(map(str, numbers))} {unit}"
     if unit == "bool":
         return between.join(map(_yes_or_no, numbers))
-    figure = _percent if unit in SHARES else _figure
+    figure = _percent_text if unit in SHARES else _figure_text
     decimals = _decimals_apart(figure, unit, numbers, apart_from)
-    return between.join(figure(number, decimals) for number in numbers) + _suffix(unit)
+    return between.join(figure(number, decimals) for number in numbers) + _unit_suffix(unit)
 
 
 def _decimals_apart(figure: Callable[[float, int], str], unit: str, numbers: list[float], apart_from: Sequence[float]) -> int:
     """The number of decimals: enough that different numbers look different, and a small one does not look like zero."""
     others = [*apart_from, 0.0, *([1.0] if unit == "fraction" else [])]
-    least = SHARE_DECIMALS if unit in SHARES else min(_decimals(number, DIGITS) for number in numbers)
-    pairs = [pair for number in numbers for pair in ((number, other) for other in others) if pair[0] != pair[1]]
-    pairs += [pair for pair in combinations(numbers, 2) if pair[0] != pair[1]]
+    least = SHARE_DECIMALS if unit in SHARES else min(_count_decimals(number, DIGITS) for number in numbers)
+    pairs = [(one, other) for one, other in (*product(numbers, others), *combinations(numbers, 2)) if one != other]
     for decimals in range(least, MOST_DECIMALS):
         if all(figure(one, decimals) != figure(other, decimals) for one, other in pairs):
             return decimals
     return MOST_DECIMALS
 
 
-def _decimals(number: float, digits: int) -> int:
+def _count_decimals(number: float, digits: int) -> int:
     """The number of decimals that shows `digits` digits."""
     return min(MOST_DECIMALS, max(0, digits - 1 - math.floor(math.log10(abs(number))))) if number else 0
 
 
-def _figure(number: float, decimals: int) -> str:
+def _figure_text(number: float, decimals: int) -> str:
     return f"{number:,.{decimals}f}"
 
 
-def _percent(number: float, decimals: int) -> str:
+def _percent_text(number: float, decimals: int) -> str:
     return f"{number * 100:,.{decimals}f}"
 
 
-def _suffix(unit: str) -> str:
+def _unit_suffix(unit: str) -> str:
     """The unit after its number. A short sign is never separated from the number."""
     sign = "%" if unit == "fraction" else unit
     return f"{NO_BREAK if sign in ('%', POINTS, 's') else ' '}{sign}"

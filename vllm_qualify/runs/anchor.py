@@ -2,17 +2,16 @@
 
 from pathlib import Path
 
-from vllm_qualify.approval.chain import anchor_in, chain_of
+from vllm_qualify.approval.index import anchor_in, chain_of
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import CallerError, StoreError
-from vllm_qualify.evidence.measurement import describe
-from vllm_qualify.judge.compare import ANCHOR, ANCHORED, is_answers
+from vllm_qualify.judge.compare.places import ANCHOR, ANCHORED, is_answers
 from vllm_qualify.plan.cell import Anchor, Baseline, CellPlan
-from vllm_qualify.publish.bundle import evidence_key
+from vllm_qualify.publish.bundle import evidence_key, write_evidence
 from vllm_qualify.publish.layout import check_layout
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.workload import Accuracy
+from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.stored import trusted_report
 
@@ -23,9 +22,7 @@ ANEW = "begin anew with --establish-baseline --new-anchor"
 def with_anchor(plan: CellPlan, store: Store, named: str | None, tell: Tell) -> CellPlan:
     """The plan with the cell's anchor, if a gate is against one: `named` by the caller, by the recipe, or else the chain's own.
 
-    Raises:
-        CallerError: a named run is no approved baseline of the cell.
-        StoreError, TamperedError: the store cannot be read or trusted.
+    Raises CallerError if a named run is no approved baseline of the cell, StoreError and TamperedError.
     """
     if not any(gate.is_against_anchor for gate in plan.gates):
         if named:
@@ -34,7 +31,7 @@ def with_anchor(plan: CellPlan, store: Store, named: str | None, tell: Tell) -> 
     if plan.new_anchor:
         return plan
     check_layout(store)
-    anchor = _anchor(plan, store, named)
+    anchor = _find_anchor(plan, store, named)
     if anchor is None:
         tell(f"{plan.cell.id} has no anchor yet, since no baseline is approved: gates against it are not judged")
         return plan
@@ -42,7 +39,7 @@ def with_anchor(plan: CellPlan, store: Store, named: str | None, tell: Tell) -> 
     return plan.model_copy(update={"anchor": anchor})
 
 
-def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
+def _find_anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
     chain = chain_of(store, plan.baseline_cell)
     run_id, chosen = named or plan.named_anchor, "named by the caller" if named else "named by the recipe"
     if run_id is not None and run_id not in {manifest.run_id for manifest in chain}:
@@ -60,54 +57,46 @@ def _anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | None:
 
 def accuracy_settings(report: Report) -> list[Accuracy]:
     """How the tasks of a run were asked."""
-    return [task.asked for task in report.plan.accuracy]
+    return [task.asked_settings for task in report.plan.accuracy]
 
 
 def bring_anchor(plan: CellPlan, store: Store, folder: Path) -> None:
-    """Copy the anchor's answers of all starts, and its own scores, into its folder below the baseline's.
-
-    Raises:
-        StoreError: the store lacks a file, or a file is not what the report says.
-    """
+    """Copy the anchor's answers of all starts, and its own scores, into its folder below the baseline's. Raises StoreError."""
     report, into = trusted_report(store, plan.held_against.run_id), folder / ANCHOR
     into.mkdir(exist_ok=True)
     for stage in report.stages:
         if stage.stage in ANCHORED:
             (into / ANCHORED[stage.stage]).write_text(stage.model_dump_json(indent=2))
     for file in (file for file in report.files if any(is_answers(file.path, task.name) for task in plan.accuracy)):
-        target = into / file.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(store.get(evidence_key(file)))
-        if describe(target, into) != file:
+        if not write_evidence(into, file, store.get(evidence_key(file))):
             raise StoreError("the anchor's evidence is not what its report says", f"name another anchor, or {ANEW}", file.path)
 
 
 def why_not_the_cells(plan: CellPlan, store: Store) -> str:
     """Why a run is not held against what its cell has now, in words that follow the run; empty if it is.
 
-    A plan is a claim, so only the store says which baseline is approved and which run is the anchor.
-
-    Raises:
-        StoreError, TamperedError: the store cannot be read or trusted.
+    Only the store says which baseline is approved and which run is the anchor: a plan is a claim. Raises StoreError, and
+    TamperedError.
     """
     cell, chain = plan.baseline_cell, chain_of(store, plan.baseline_cell)
     approved, own = [manifest.run_id for manifest in chain], anchor_in(chain)
     newest = approved[-1] if approved else None
-    if (plan.comparing or plan.baseline) and not _is(plan.baseline, cell, newest):
-        return f"is compared with {_named(plan.baseline)}, and the approved baseline of {cell} is {_run(newest)}"
+    if (plan.gates_against_baseline or plan.baseline) and not _is_run(plan.baseline, cell, newest):
+        approved_now = f"the approved baseline of {cell} is {_name_of_run(newest)}"
+        return f"is compared with {_name_of_other(plan.baseline)}, and {approved_now}"
     anchor = plan.named_anchor if plan.named_anchor in approved else own.run_id if own and not plan.named_anchor else None
-    if any(gate.is_against_anchor for gate in plan.gates) and not _is(plan.anchor, cell, anchor):
-        return f"is held against {_named(plan.anchor)}, and the anchor of {cell} is {_run(anchor)}"
+    if any(gate.is_against_anchor for gate in plan.gates) and not _is_run(plan.anchor, cell, anchor):
+        return f"is held against {_name_of_other(plan.anchor)}, and the anchor of {cell} is {_name_of_run(anchor)}"
     return ""
 
 
-def _is(other: Baseline | Anchor | None, cell: str, run_id: str | None) -> bool:
+def _is_run(other: Baseline | Anchor | None, cell: str, run_id: str | None) -> bool:
     return other is not None and (other.cell.id, other.run_id) == (cell, run_id)
 
 
-def _named(other: Baseline | Anchor | None) -> str:
+def _name_of_other(other: Baseline | Anchor | None) -> str:
     return f"run {other.run_id} of {other.cell.id}" if other else "no run"
 
 
-def _run(run_id: str | None) -> str:
+def _name_of_run(run_id: str | None) -> str:
     return f"run {run_id}" if run_id else "none"

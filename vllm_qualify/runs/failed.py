@@ -14,10 +14,7 @@ from vllm_qualify.runs.publishing import Published
 
 @contextmanager
 def keeping_evidence(runs: list[Run]) -> Iterator[None]:
-    """Add notes to an error of the block: where the evidence of each run is that has no report yet.
-
-    Each of these runs gets a page about the error, beside its evidence.
-    """
+    """Add notes to an error of the block: where each run without a report has its evidence. Each gets a page about it."""
     try:
         yield
     except QualifyError as error:
@@ -34,8 +31,7 @@ def keeping_evidence(runs: list[Run]) -> Iterator[None]:
 def publishing(runs: list[Run], store_url: str) -> Iterator[list[Published]]:
     """Within the block the runs are published, and each is then put into the list. All have a report.
 
-    Raises:
-        StoreError: the store did not take one of them. It names those that are left, and how they are published later.
+    Raises StoreError if the store did not take one of them. It names those that are left, and how they are published later.
     """
     published: list[Published] = []
     try:
@@ -45,12 +41,9 @@ def publishing(runs: list[Run], store_url: str) -> Iterator[list[Published]]:
         left = [run.id for run in runs if run.id not in done]
         elsewhere = "" if store_url == default_store_url() else f" --store {store_url}"
         commands = " && ".join(f"vllm-qualify publish {run_id}{elsewhere}" for run_id in left)
-        raise StoreError(
-            f"{', '.join(left)} could not be published: {error.problem}",
-            f"{error.remedy}; what was measured and judged is in {runs_folder()}: when the store is back, publish it from this"
-            f" machine: {commands}",
-            "publish",
-        ) from error
+        later = f"when the store is back, publish it from this machine: {commands}"
+        remedy = f"{error.remedy}; what was measured and judged is in {runs_folder()}: {later}"
+        raise StoreError(f"{', '.join(left)} could not be published: {error.problem}", remedy, "publish") from error
 
 
 def _save_failure(run: Run, error: QualifyError, ended_with: list[str]) -> str:

@@ -7,10 +7,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from vllm_qualify.errors import CallerError, HostError, writing
-from vllm_qualify.evidence.measurement import StageEvidence
-from vllm_qualify.evidence.stages import on_the_server
+from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence
+from vllm_qualify.evidence.stages.table import on_the_server
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.metrics import STAGES, Stage
+from vllm_qualify.recipe.metrics import STAGES, StageName
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report, load_report
 from vllm_qualify.report.page import render_page, render_words
@@ -44,7 +44,7 @@ class Run(Frozen):
 
     @cached_property
     def plan(self) -> CellPlan:
-        return _read(CellPlan, self.folder / "plan.json")
+        return _read_model(CellPlan, self.folder / "plan.json")
 
     def save_stage(self, stage: StageEvidence) -> None:
         write_text(self._file_of(stage.stage), stage.model_dump_json(indent=2))
@@ -53,13 +53,17 @@ class Run(Frozen):
         """The finished stages, in their order."""
         return [found for name in STAGES if (found := self.stage(name))]
 
-    def stage(self, name: Stage) -> StageEvidence | None:
+    def stage(self, name: StageName) -> StageEvidence | None:
         """A stage; None if it is not finished."""
         path = self._file_of(name)
-        return _read(StageEvidence, path) if path.exists() else None
+        return _read_model(StageEvidence, path) if path.exists() else None
 
-    def _file_of(self, name: Stage) -> Path:
+    def _file_of(self, name: StageName) -> Path:
         return self.folder / "stages" / f"{name}.json"
+
+    def read(self, file: EvidenceFile) -> bytes:
+        """The content of a file of its evidence. Raises OSError."""
+        return (self.evidence / file.path).read_bytes()
 
     def report(self) -> Report:
         return load_report(self.folder)
@@ -71,7 +75,7 @@ class Run(Frozen):
             write_text(self.folder / name, page)
 
 
-def _read(kind: type[F], file: Path) -> F:
+def _read_model(kind: type[F], file: Path) -> F:
     try:
         return kind.model_validate_json(file.read_bytes())
     except ValidationError as error:
@@ -81,17 +85,13 @@ def _read(kind: type[F], file: Path) -> F:
 
 
 def start_run(plan: CellPlan) -> Run:
-    """Create the run's folder, with its plan.
-
-    Raises:
-        HostError: the folder cannot be written.
-    """
+    """Create the run's folder, with its plan. Raises HostError if the folder cannot be written."""
     run = Run(folder=runs_folder() / plan.run_id)
     write_text(run.folder / "plan.json", plan.model_dump_json(indent=2), place="plan")
     return run
 
 
-def lacking(run: Run) -> list[Stage]:
+def lacking_stages(run: Run) -> list[StageName]:
     """The stages that still have to be measured, in their order."""
     return [stage for stage in on_the_server(run.plan) if run.stage(stage) is None]
 

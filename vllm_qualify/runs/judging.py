@@ -2,44 +2,53 @@
 
 import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pydantic import ValidationError
+
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import HostError
-from vllm_qualify.evidence.as_planned import drafted_otherwise, served_otherwise
+from vllm_qualify.evidence.as_planned import beside_otherwise, drafted_otherwise, served_otherwise
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
-from vllm_qualify.evidence.stages import UNKEPT, judged_by
-from vllm_qualify.judge.compare import compare, not_established, speedup
+from vllm_qualify.evidence.stages.stage import UNKEPT
+from vllm_qualify.evidence.stages.table import judged_by
+from vllm_qualify.judge.compare.enough import not_established
+from vllm_qualify.judge.compare.gates import compare
+from vllm_qualify.judge.compare.places import ANCHOR, ANCHORED, BASELINE, MEASURED
+from vllm_qualify.judge.compare.speedup import speedup
 from vllm_qualify.judge.expectations import judge
 from vllm_qualify.judge.p_values import with_p_values
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Judgement
-from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.plan.cell import Anchor, Baseline, BetweenStarts, CellPlan
 from vllm_qualify.plan.cells import new_run_id
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.model import Report, make_report
-from vllm_qualify.runs.brought import check_brought
+from vllm_qualify.runs.anchor import accuracy_settings
+from vllm_qualify.runs.baseline import baseline_from
 from vllm_qualify.runs.folder import Run, start_run
-from vllm_qualify.runs.stored import check_own, fetch_evidence
+from vllm_qualify.runs.stored import check_own, fetch_evidence, trusted_report
 
+# What is brought of another run as it is: its answers, those of its further starts, and its likelihoods.
+BROUGHT = ("accuracy/", "starts/", "likelihood/")
 _QUALIFY_AGAIN = "do not deploy it; qualify the cell again"
 
 
 def judge_run(run: Run, stages: list[StageEvidence]) -> Report:
     """Judge the stages by the plan's gates; the report is saved in the run's folder."""
-    return _report(run, run.plan, stages, None)
+    return _make_run_report(run, run.plan, stages, None)
 
 
 def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     """Parse the evidence of `run` again and judge it as `plan` says, in a new run with the same evidence.
 
-    Raises:
-        HostError: an evidence file is gone, was changed after it was measured or was added, or a stage is of another run.
+    Raises HostError if an evidence file is gone, was changed or was added, or a stage is another run's.
     """
     for stage in run.stages():
         check_own(run, stage)
@@ -47,28 +56,24 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     plan = plan.model_copy(update={"run_id": new_run_id()})
     fresh = start_run(plan)
     shutil.copytree(run.evidence, fresh.evidence)
-    stages = _parsed_again(run.stages(), plan, fresh.evidence)
+    stages = [judged_by(stage, plan, fresh.evidence) for stage in run.stages()]
     for stage in stages:
         fresh.save_stage(stage)
-    return _report(fresh, plan, stages, run.id), fresh
+    return _make_run_report(fresh, plan, stages, run.id), fresh
 
 
 def check_judgement(store: Store, run: PublishedRun) -> None:
     """Judge a published run again, from its evidence in the store and by its plan, and compare with what its report says.
 
-    What its manifest says of its starts must follow from the evidence too: later runs are judged by that.
-
-    Raises:
-        TamperedError: a stage of the plan has no evidence, the evidence is of another server than the plan's, or it gives
-            other verdicts than the report.
-        StoreError: the evidence cannot be read, or is not what the report says.
+    What its manifest says of its starts must follow from the evidence too: later runs are judged by that. Raises TamperedError
+    if a stage has no evidence, or the evidence is of another server than the plan's or gives other verdicts than the report,
+    and StoreError if the evidence cannot be read or is not what the report says.
     """
-    place = store.locate(run.report_object.key)
     again, means = _judged_again(store, run, run.report.plan)
-    problem = _difference(run.report.judgement, again)
+    problem = _find_difference(run.report.judgement, again)
     if problem or not _are_close(run.manifest.starts, means):
         mismatch = f"its evidence does not give its {f'verdicts: {problem}' if problem else 'means of each start'}"
-        raise TamperedError(mismatch, _QUALIFY_AGAIN, place)
+        raise TamperedError(mismatch, _QUALIFY_AGAIN, store.locate(run.report_object.key))
 
 
 def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -> bool:
@@ -79,19 +84,17 @@ def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -
 
 def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judgement, list[StartMeans]]:
     """The judgement by a plan, and what each start showed. Raises StoreError."""
-    report = run.report
-    if other := [stage for stage in report.stages if stage.run_id not in (None, report.run_id)]:
-        problem = f"its stage {other[0].stage} is of run {other[0].run_id}"
-        raise TamperedError(problem, _QUALIFY_AGAIN, store.locate(run.report_object.key))
+    report, place = run.report, store.locate(run.report_object.key)
+    if other := [stage for stage in report.stages if stage.run_id != report.run_id]:
+        raise TamperedError(f"its stage {other[0].stage} is of run {other[0].run_id}", _QUALIFY_AGAIN, place)
     with TemporaryDirectory(prefix="vllm-qualify-judge-") as folder:
         evidence = Path(folder)
         fetch_evidence(store, report, evidence)
-        check_brought(store, report, evidence)
+        _check_brought(store, report, evidence)
         if problem := _served_otherwise(report, plan, evidence):
-            place = store.locate(run.report_object.key)
             raise TamperedError(f"its evidence is of another server: {problem}", _QUALIFY_AGAIN, place)
-        stages = _parsed_again(report.stages, plan, evidence)
-        again, _ = _judged(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
+        stages = [judged_by(stage, plan, evidence) for stage in report.stages]
+        again, _ = _judge_stages(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
         return again, start_means(plan, evidence, [row for stage in stages for row in stage.measurements])
 
 
@@ -99,16 +102,13 @@ def _served_otherwise(report: Report, plan: CellPlan, evidence: Path) -> str:
     """In what a server of the evidence is another one than the plan's, in words; empty if none is."""
     taken_over = {stage.stage: stage.taken_from is not None for stage in report.stages}
     problem = served_otherwise(plan.server, evidence, taken_over=taken_over.get("serve", False))
+    problem = problem or beside_otherwise(plan, evidence, taken_over=taken_over.get("load", False))
     if problem or "speculation" not in taken_over:
         return problem
     return drafted_otherwise(plan, evidence, taken_over=taken_over["speculation"])
 
 
-def _parsed_again(stages: Iterable[StageEvidence], plan: CellPlan, evidence: Path) -> list[StageEvidence]:
-    return [judged_by(stage, plan, evidence) for stage in stages]
-
-
-def _difference(reported: Judgement, again: Judgement) -> str:
+def _find_difference(reported: Judgement, again: Judgement) -> str:
     """In words, the first difference between what a report says and what its evidence gives; empty if there is none."""
     ours = {verdict.gate: verdict for verdict in again.gates}
     for verdict in reported.gates:
@@ -127,9 +127,6 @@ def _difference(reported: Judgement, again: Judgement) -> str:
 
 
 def _are_close(reported: Sequence[StartMeans], again: Sequence[StartMeans]) -> bool:
-    """As `_is_close`. Older manifests say nothing of starts."""
-    if not reported:
-        return True
     ours, theirs = ({each.label: [*each.means, *each.noises, *each.repeats] for each in means} for means in (again, reported))
     return ours.keys() >= theirs.keys() and all(
         len(numbers) == len(ours[label]) and all(map(_is_close, numbers, ours[label])) for label, numbers in theirs.items()
@@ -141,15 +138,15 @@ def _is_close(reported: float | None, again: float | None) -> bool:
     return reported == again or (reported is not None and again is not None and math.isclose(reported, again, rel_tol=1e-9))
 
 
-def _report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
-    judgement, gained = _judged(plan, run.evidence, stages, docs=run.data_docs)
+def _make_run_report(run: Run, plan: CellPlan, stages: list[StageEvidence], rejudged_from: str | None) -> Report:
+    judgement, gained = _judge_stages(plan, run.evidence, stages, docs=run.data_docs)
     judgement = with_p_values(judgement, plan, run.evidence)
     report = make_report(plan, stages, judgement, rejudged_from, details_of(plan, run.evidence, gained))
     run.save_report(report)
     return report
 
 
-def _judged(
+def _judge_stages(
     plan: CellPlan, evidence: Path, stages: list[StageEvidence], *, today: date | None = None, docs: Path | None = None
 ) -> tuple[Judgement, list[Measurement]]:
     """The judgement, and the speedups by speculative decoding. Waivers count if they hold on `today`."""
@@ -161,7 +158,7 @@ def _judged(
     lacking = not_established(plan, evidence, measured)
     # A run that cannot be a baseline is not judged by its comparison with another one.
     useless = {gate.label for gate, _ in lacking}
-    gates = [*(gate for gate in plan.judged if gate.label not in useless), *(gate for gate, _ in lacking)]
+    gates = [*(gate for gate in plan.judged_gates if gate.label not in useless), *(gate for gate, _ in lacking)]
     measured = [row for row in measured if row.label not in useless] + [measurement for _, measurement in lacking]
     judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
@@ -178,3 +175,53 @@ def _check_unchanged(run: Run, stage: StageEvidence) -> None:
         path = run.evidence / file.path
         if not path.is_file() or describe(path, run.evidence) != file:
             raise HostError("evidence is gone or was changed after it was measured", "qualify the cell again", str(path))
+
+
+def _check_brought(store: Store, report: Report, evidence: Path) -> None:
+    """Hold what a report has of its baseline and anchor against their own reports. `evidence` is the folder with its files.
+
+    A run that the store does not have is not looked for: it may be only on the measured machine, or the store may be an export.
+    A report that is held against such a run is never approved automatically. Raises TamperedError if a file, or what the plan
+    says of the run, is not that run's, and StoreError if a report of the two cannot be read.
+    """
+    baseline, anchor = report.plan.baseline, report.plan.anchor
+    for other, folder, stages in ((baseline, BASELINE, MEASURED), (anchor, f"{BASELINE}/{ANCHOR}", ANCHORED)):
+        if other is None:
+            continue
+        try:
+            theirs = trusted_report(store, other.run_id)
+        except MissingObjectError:
+            continue
+        _check_files(report, theirs, f"{folder}/")
+        for name, file in stages.items():
+            _check_stage(theirs, name, evidence / folder / file)
+        if not _is_as_told(other, theirs):
+            raise _not_theirs("what the plan says", theirs)
+
+
+def _is_as_told(other: Baseline | Anchor, theirs: Report) -> bool:
+    if isinstance(other, Baseline):
+        return other.folder is not None or other == baseline_from(theirs)
+    return (other.cell, other.accuracy) == (theirs.plan.cell, accuracy_settings(theirs))
+
+
+def _check_files(report: Report, theirs: Report, folder: str) -> None:
+    known = {file.path: file.sha256 for file in theirs.files}
+    for file in report.files:
+        path = file.path.removeprefix(folder)
+        if path.startswith(BROUGHT) and file.path.startswith(folder) and known.get(path) != file.sha256:
+            raise _not_theirs(path, theirs)
+
+
+def _check_stage(theirs: Report, name: StageName, path: Path) -> None:
+    try:
+        brought = StageEvidence.model_validate_json(path.read_bytes()) if path.is_file() else None
+    except ValidationError as error:
+        raise _not_theirs(path.name, theirs) from error
+    if brought and brought not in [stage for stage in theirs.stages if stage.stage == name]:
+        raise _not_theirs(path.name, theirs)
+
+
+def _not_theirs(what: str, theirs: Report) -> TamperedError:
+    problem = f"{what} is not that of run {theirs.run_id}, which it is held against"
+    return TamperedError(problem, _QUALIFY_AGAIN, what)

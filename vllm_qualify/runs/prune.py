@@ -8,16 +8,19 @@ prune is called again, with any policy.
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from vllm_qualify.approval.index import make_again, read_row, started_at, write_index
+from vllm_qualify.approval.index import make_again, read_row, write_index
+from vllm_qualify.approval.row import started_at
 from vllm_qualify.engine.process import Tell
-from vllm_qualify.errors import AlreadyExistsError, StoreBusyError, StoreError
+from vllm_qualify.errors import AlreadyExistsError, StoreBusyError
 from vllm_qualify.publish.bundle import Manifest, evidence_key, read_manifest
 from vllm_qualify.publish.door import set_door
-from vllm_qualify.publish.kept import KeptStage
+from vllm_qualify.publish.kept import KeptStage, read_kept
 from vllm_qualify.publish.layout import check_layout, manifest_key, run_key
 from vllm_qualify.publish.order import order
 from vllm_qualify.publish.store import PrunableStore, Store
@@ -38,7 +41,7 @@ class Policy(Frozen):
     keep: int = Field(ge=1)
     older_than_days: int = Field(ge=1)
 
-    def before(self, now: datetime) -> datetime:
+    def oldest_kept(self, now: datetime) -> datetime:
         """What is from then or later stays."""
         return now.astimezone(UTC) - timedelta(days=self.older_than_days)
 
@@ -60,12 +63,13 @@ class Pruning(Frozen):
 def plan_pruning(store: Store, policy: Policy, now: datetime) -> Pruning:
     """What goes by the policy. Nothing is changed. Raises StoreError."""
     check_layout(store)
-    before, manifests = policy.before(now), _manifests(store)
+    before, manifests = policy.oldest_kept(now), _read_all_manifests(store)
     decided = {tuple(key.removeprefix("approvals/").rsplit("/", 2)[:2]) for key in store.keys("approvals/")}
-    begun = _begun(store)
-    going = [run for run in _beyond(manifests, policy.keep) if run not in decided and _may_go(manifests[run], before)]
+    # The runs that an earlier call began to remove. They go in any case: something of them may be gone.
+    begun = {_run_of(key, "pruned/"): read_manifest(store, key) for key in store.keys("pruned/")}
+    going = [run for run in _older_runs(manifests, policy.keep) if run not in decided and _may_go(manifests[run], before)]
     going = sorted({*going, *(run for run in begun if run in manifests)})
-    stages = _stages(store)
+    stages = _read_kept_stages(store)
     old = [key for key, kept in stages.items() if kept.stage.started_at < before]
     staying = {named.key for run in manifests.keys() - going for named in manifests[run].objects}
     staying |= {evidence_key(file) for key in stages.keys() - old for file in stages[key].stage.files}
@@ -80,34 +84,34 @@ def plan_pruning(store: Store, policy: Policy, now: datetime) -> Pruning:
 def prune_store(store: PrunableStore, policy: Policy, now: datetime, tell: Tell, grace_s: float = GRACE_S) -> Pruning:
     """Remove what goes by the policy. Meanwhile nothing is published.
 
-    Raises:
-        StoreBusyError: a run is being published. Nothing was removed.
-        StoreError: the content of the store cannot be trusted or read.
+    Raises StoreBusyError if a run is being published: nothing was removed. StoreError: the store cannot be trusted or read.
     """
     set_door(store, is_closed=True)
     tell(f"nothing can be published now; what is being written has {grace_s:.0f} s")
     time.sleep(grace_s)
     doomed = plan_pruning(store, policy, now)
     # While removed runs are noted the door was never open: who is coming since then has written nothing.
-    coming = None if list(store.keys("pruned/")) else _coming(store, policy.before(now))
+    coming = None if list(store.keys("pruned/")) else _find_coming(store, policy.oldest_kept(now))
     if coming:
         set_door(store, is_closed=False)
         problem = f"run {coming[1]} of {coming[0]} is being published, or its publication broke off"
         raise StoreBusyError(problem, "try again when it is published; it hinders no longer when it is old enough to go")
-    _note(store, doomed.runs)
-    _delete(store, (manifest_key(*run) for run in doomed.runs))
-    _delete(store, doomed.stages)
-    _delete(store, doomed.objects)
-    _finish(store)
+    for run in doomed.runs:
+        with suppress(AlreadyExistsError):
+            store.put_new(_note_key(run), store.get(manifest_key(*run)), "application/json")
+    _delete_keys(store, (manifest_key(*run) for run in doomed.runs))
+    _delete_keys(store, doomed.stages)
+    _delete_keys(store, doomed.objects)
+    _finish_removal(store)
     write_index(store)
     set_door(store, is_closed=False)
     return doomed
 
 
-def _manifests(store: Store) -> dict[StoredRun, Manifest]:
+def _read_all_manifests(store: Store) -> dict[StoredRun, Manifest]:
     keys = [key for key in store.keys("reports/") if key.endswith(MANIFEST)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        manifests = pool.map(lambda key: read_manifest(store, key), keys)
+        manifests = pool.map(partial(read_manifest, store), keys)
         return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, manifests, strict=True)}
 
 
@@ -116,7 +120,7 @@ def _run_of(key: str, folder: str) -> StoredRun:
     return cell, run_id
 
 
-def _beyond(manifests: Mapping[StoredRun, Manifest], keep: int) -> list[StoredRun]:
+def _older_runs(manifests: Mapping[StoredRun, Manifest], keep: int) -> list[StoredRun]:
     """All but the newest of each cell."""
     cells: dict[str, list[StoredRun]] = {}
     for run in sorted(manifests, key=lambda run: order(manifests[run])):
@@ -129,58 +133,38 @@ def _may_go(manifest: Manifest, before: datetime) -> bool:
     return at is not None and at < before and not manifest.is_baseline
 
 
-def _stages(store: Store) -> dict[str, KeptStage]:
-    def read(key: str) -> KeptStage:
-        try:
-            return KeptStage.model_validate_json(store.get(key))
-        except ValidationError as error:
-            raise StoreError("not a kept stage", "delete it: it is then measured again", store.locate(key)) from error
-
+def _read_kept_stages(store: Store) -> dict[str, KeptStage]:
     keys = list(store.keys("stages/"))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(keys, pool.map(read, keys), strict=True))
+        return dict(zip(keys, pool.map(partial(read_kept, store), keys), strict=True))
 
 
-def _begun(store: Store) -> dict[StoredRun, Manifest]:
-    """The runs that an earlier call began to remove. They go in any case: something of them may be gone."""
-    return {_run_of(key, "pruned/"): read_manifest(store, key) for key in store.keys("pruned/")}
-
-
-def _coming(store: Store, before: datetime) -> StoredRun | None:
+def _find_coming(store: Store, before: datetime) -> StoredRun | None:
     """A run that is being published, and is not so old that it broke off."""
-    for key in store.keys("cells/"):
-        cell = key.removeprefix("cells/").removesuffix("/index.json")
-        if key.endswith("/index.json"):
-            for run_id in read_row(store, cell).coming:
-                at = started_at(run_id)
-                if at is None or at >= before:
-                    return cell, run_id
+    indexes = [key for key in store.keys("cells/") if key.endswith("/index.json")]
+    for cell in (key.removeprefix("cells/").removesuffix("/index.json") for key in indexes):
+        for run_id in read_row(store, cell).coming:
+            at = started_at(run_id)
+            if at is None or at >= before:
+                return cell, run_id
     return None
-
-
-def _note(store: Store, runs: list[StoredRun]) -> None:
-    for run in runs:
-        try:
-            store.put_new(_note_key(run), store.get(manifest_key(*run)), "application/json")
-        except AlreadyExistsError:
-            continue
 
 
 def _note_key(run: StoredRun) -> str:
     return f"pruned/{'/'.join(run)}{MANIFEST}"
 
 
-def _finish(store: PrunableStore) -> None:
+def _finish_removal(store: PrunableStore) -> None:
     """Remove all that is left of the noted runs, and make the indexes of their cells again."""
     runs = [_run_of(key, "pruned/") for key in store.keys("pruned/")]
     for run in runs:
-        _delete(store, store.keys(f"reports/{'/'.join(run)}/"))
-        _delete(store, [run_key(run[1])])
+        _delete_keys(store, store.keys(f"reports/{'/'.join(run)}/"))
+        _delete_keys(store, [run_key(run[1])])
     for cell in {cell for cell, _ in runs}:
         make_again(store, cell)
-    _delete(store, map(_note_key, runs))
+    _delete_keys(store, map(_note_key, runs))
 
 
-def _delete(store: PrunableStore, keys: Iterable[str]) -> None:
+def _delete_keys(store: PrunableStore, keys: Iterable[str]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(store.delete, keys))

@@ -1,7 +1,7 @@
 """Publish a judged run, and note which attempts a flow run made."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -11,27 +11,18 @@ from vllm_qualify.approval.index import announce, index_problem
 from vllm_qualify.approval.layout import JSON
 from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
-from vllm_qualify.evidence.measurement import EvidenceFile, Measurement
+from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.publish.bundle import (
-    MOST_MEANS,
-    Manifest,
-    ManifestHead,
-    ReleaseTry,
-    Score,
-    Summary,
-    evidence_key,
-    publish,
-    read_manifest,
-)
+from vllm_qualify.publish import bundle
+from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary, find_manifest
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.order import order
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import label_of
-from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page, render_words
@@ -40,10 +31,7 @@ from vllm_qualify.secrets import redact
 
 
 class Published(Frozen):
-    """Where a report was published.
-
-    `decision` is what was decided about it since then. `rejected` says that the decision was not to deploy it.
-    """
+    """Where a report was published, what was decided about it since then, and whether that was not to deploy it."""
 
     outcome: Outcome
     passed: bool
@@ -57,9 +45,11 @@ class Published(Frozen):
 
 def publish_run(report: Report, run: Run, store: Store) -> Published:
     """Publish evidence, report, page and manifest, and bring the indexes up to date. Raises StoreError, HostError."""
+    to_root = "../" * (report.prefix.count("/") + 1)
     documents = {
         "report.json": redact(report.model_dump_json(indent=2)).encode(),
-        "report.html": redact(render_page(report, _link_in_store(report))).encode(),
+        # The page's links lead to the evidence on a disk and behind any web server.
+        "report.html": redact(render_page(report, lambda file: to_root + bundle.evidence_key(file))).encode(),
     }
     documents |= {name: redact(page).encode() for name, page in render_words(report, run.evidence).items()}
     documents |= {
@@ -75,12 +65,12 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         new_anchor=report.is_new_anchor,
         anchor=report.plan.anchor.run_id if report.plan.anchor else None,
         chance=report.chance,
-        summary=_summary(report),
-        tried=_tried(report),
+        summary=_run_summary(report),
+        tried=_release_try(report),
         starts=starts_of(report, run.evidence),
     )
     coming = partial(announce, store, head.cell, head.run_id)
-    manifest = publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
+    manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
     problem = index_problem(store, report.plan.cell.id)
     page = store.locate(f"{report.prefix}/report.html")
     outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
@@ -89,44 +79,46 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
 
 def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
     """What each start showed of what is compared, by a report and its evidence."""
-    return start_means(report.plan, evidence, [row for stage in report.stages for row in stage.measurements])[:MOST_MEANS]
+    return start_means(report.plan, evidence, report.measurements)[: bundle.MOST_MEANS]
 
 
-def _tried(report: Report) -> ReleaseTry | None:
+def _release_try(report: Report) -> ReleaseTry | None:
     if (report.plan.establishes and not report.plan.is_compared) or report.rejudged_from:
         return None
     release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
     return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)
 
 
-def _summary(report: Report) -> Summary:
+def _run_summary(report: Report) -> Summary:
     plan = report.plan
     engine = plan.cell.release.engine
     gpus = None if plan.cell.gpu_type == "cpu" else gpu_count(plan.server.arguments, plan.server.kind)
-    output = _measured(report, "output_throughput_tok_s")
+    output = _find_measurement(report, OUTPUT_THROUGHPUT)
     return Summary(
         engine=engine.kind,
         engine_version=engine.version,
         image=redact(engine.image.reference) if engine.image else None,
         gpus=gpus,
-        score=_score(report),
+        score=_first_score(report),
         output_tok_s_per_gpu=output.value / (gpus or 1) if output and output.value is not None else None,
     )
 
 
-def _score(report: Report) -> Score | None:
+def _first_score(report: Report) -> Score | None:
     """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
     gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
-    row = _measured(report, gate.metric, gate.task, gate.filter) if gate else None
+    row = _find_measurement(report, gate.metric, gate.task, gate.filter) if gate else None
     if row is None or row.value is None:
         return None
     return Score(metric=row.label, value=row.value, interval=row.interval)
 
 
-def _measured(report: Report, metric: str, task: str | None = None, filter_name: str | None = None) -> Measurement | None:
+def _find_measurement(
+    report: Report, metric: str, task: str | None = None, filter_name: str | None = None
+) -> Measurement | None:
     """A stage's own measurement, not its comparison with the baseline."""
     label = label_of(metric, task, filter_name, against_baseline=False)
-    return next((row for stage in report.stages for row in stage.measurements if row.label == label), None)
+    return next((row for row in report.measurements if row.label == label), None)
 
 
 def published_as(run: Run, store: Store) -> Published:
@@ -141,42 +133,27 @@ def note_attempt(store: Store, flow_run: str, plan: CellPlan) -> None:
     noted = {"run_id": plan.run_id, "cell": plan.cell.id, "at": datetime.now(UTC).isoformat()}
     # If the store's answer was lost, the second try finds what the first one wrote.
     with suppress(AlreadyExistsError):
-        store.put_new(f"{_attempts(flow_run)}{plan.cell.id}/{plan.run_id}.json", json.dumps(noted, indent=2).encode(), JSON)
+        key = f"{_attempts_folder(flow_run)}{plan.cell.id}/{plan.run_id}.json"
+        store.put_new(key, json.dumps(noted, indent=2).encode(), JSON)
 
 
 def attempts(store: Store, flow_run: str, cell: str = "") -> list[str]:
     """The completely published runs of a flow run, of one cell or of all. Raises StoreError."""
-    attempts = []
-    for key in store.keys(f"{_attempts(flow_run)}{cell}"):
-        of, _, name = key.removeprefix(_attempts(flow_run)).rpartition("/")
-        run_id = name.removesuffix(".json")
-        if store.exists(manifest_key(of, run_id)):
-            attempts.append(run_id)
-    return attempts
+    folder = _attempts_folder(flow_run)
+    keys = store.keys(f"{folder}{cell}")
+    runs = [key.removeprefix(folder).removesuffix(".json").rsplit("/", 1) for key in keys]
+    return [run_id for of, run_id in runs if store.exists(manifest_key(of, run_id))]
 
 
 def chances(store: Store, flow_runs: Iterable[str]) -> list[CellChance]:
     """The newest published run of each cell that these flow runs qualified, with its p-value. Raises StoreError."""
-    keys = [key for flow_run in flow_runs for key in store.keys(_attempts(flow_run))]
-    manifests = [manifest for key in keys if (manifest := _manifest_of(store, key))]
+    keys = [key for flow_run in flow_runs for key in store.keys(_attempts_folder(flow_run))]
+    runs = [key.removesuffix(".json").split("/", 2)[2].rsplit("/", 1) for key in keys]
+    # A run that was not published whole has no manifest.
+    manifests = [manifest for cell, run_id in runs if (manifest := find_manifest(store, cell, run_id))]
     newest = {manifest.cell: manifest.chance for manifest in sorted(manifests, key=order)}
     return [chance for _, chance in sorted(newest.items()) if chance]
 
 
-def _manifest_of(store: Store, attempt: str) -> Manifest | None:
-    """The manifest of the run that an attempt's key names; None if it was not published whole."""
-    cell, run_id = attempt.removesuffix(".json").split("/", 2)[2].rsplit("/", 1)
-    try:
-        return read_manifest(store, manifest_key(cell, run_id))
-    except MissingObjectError:
-        return None
-
-
-def _attempts(flow_run: str) -> str:
+def _attempts_folder(flow_run: str) -> str:
     return f"attempts/{flow_run}/"
-
-
-def _link_in_store(report: Report) -> Callable[[EvidenceFile], str]:
-    """Links from the page's folder to the evidence, which work on a disk and behind any web server."""
-    to_root = "../" * (report.prefix.count("/") + 1)
-    return lambda file: to_root + evidence_key(file)

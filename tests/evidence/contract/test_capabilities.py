@@ -1,22 +1,21 @@
 """What a recipe promises beyond completions: a server that keeps it, and one that breaks each part of it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.directions import CAPABILITIES, CONTRACT
-from tests.evidence.contract.server import MODEL, Healthy, failing, measured, serving, unknown
+from tests.evidence.contract.conftest import Measure
+from tests.evidence.contract.server import MODEL, Document, Healthy, Rows, failing, holding, keep, said, sent, unknown
 from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.evidence.contract.asking import MOST_SILENT
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.evidence.contract.capabilities.table import most_requests
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
-from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.contract.measure import MOST_SILENT
 from vllm_qualify.recipe.contract import Capability, Contract
 
 CAPTURED = Path(__file__).parents[1] / "captured" / "chat" / "contract"
@@ -26,48 +25,42 @@ SEEN: list[Capability] = [each for each in EVERY if each != "vision"]
 PROMISED = [check for capability in EVERY for check in CAPABILITIES[capability]]
 # Only what the capabilities add.
 ALONE = Contract(capabilities=EVERY, not_asked=dict.fromkeys(CONTRACT, "of another test"), time_limit_s=10.0)
-Document = dict[str, Any]
 
 
-def rows_of(handler: type[Healthy], folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Measurement]:
-    with serving(handler) as url:
-        return measured(url, folder / "contract", ALONE, patch)
+def parsed(folder: Path, model: str = "reference-chat") -> Rows:
+    contract = ALONE.model_copy(update={"capabilities": SEEN})
+    return {row.metric: row for row in parse_contract(folder, contract, model, KINDS["vllm"])}
 
 
-def requests_of(folder: Path) -> dict[str, Document]:
-    lines = (folder / "contract" / EXCHANGES).read_text().splitlines()
-    return {each["name"]: each for each in map(json.loads, lines)}
-
-
-def test_the_stand_in_keeps_every_promise_at_the_first_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(Healthy, tmp_path, monkeypatch)
-    assert {name: (row.value, row.finding, row.invalid_because) for name, row in rows.items()} == dict.fromkeys(
-        PROMISED, (1.0, "", None)
-    )
-    names = [name for name in requests_of(tmp_path) if name != "models"]
+def test_the_stand_in_keeps_every_promise_at_the_first_attempt(measure_server: Measure, folder: Path) -> None:
+    assert said(measure_server(Healthy, ALONE)) == holding(PROMISED)
+    names = [name for name in sent(folder) if name != "models"]
     assert not [name for name in names if " 2" in name]
     assert len(names) < most_requests(EVERY)
+    bodies = [each["body"] for each in sent(folder).values() if each.get("body")]
+    asked = {body.get("max_tokens") or body["max_output_tokens"] for body in bodies}
+    assert asked == {1, 16, fake.LONGEST_TOK // 2}, "no reply is longer than half of what fits"
 
 
 def test_vllms_own_replies_keep_what_its_model_can() -> None:
-    contract = ALONE.model_copy(update={"capabilities": SEEN})
-    rows = parse_contract(CAPTURED, contract, "reference-chat", KINDS["vllm"])
-    assert [row.metric for row in rows] == [check for each in SEEN for check in CAPABILITIES[each]]
-    assert {(row.value, row.unit, row.sample_count, row.source) for row in rows} == {(1.0, "bool", 1, f"contract/{EXCHANGES}")}
+    rows = parsed(CAPTURED)
+    assert list(rows) == [check for each in SEEN for check in CAPABILITIES[each]]
+    assert {(row.value, row.unit, row.sample_count, row.source) for row in rows.values()} == {
+        (1.0, "bool", 1, f"contract/{EXCHANGES}")
+    }
 
 
-def test_the_stand_in_answers_as_vllm_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stand_in_answers_as_vllm_did(measure_server: Measure, folder: Path) -> None:
     """Whatever it says, the real one says in the same place."""
-    rows_of(Healthy, tmp_path, monkeypatch)
-    said = requests_of(tmp_path)
-    for line in (CAPTURED / EXCHANGES).read_text().splitlines():
-        real = json.loads(line)
-        assert said[real["name"]]["status"] == real["status"]
-        for own, vllms in zip(*(_documents(each) for each in (said[real["name"]], real)), strict=False):
+    measure_server(Healthy, ALONE)
+    own = sent(folder)
+    for name, real in sent(CAPTURED).items():
+        assert own[name]["status"] == real["status"]
+        for ours, vllms in zip(*(_documents(each) for each in (own[name], real)), strict=False):
             # What vLLM leaves empty has no type.
             wanted = {place: kind for place, kind in shape(vllms).items() if kind is not type(None)}
-            there = {place: kind for place, kind in shape(own).items() if shape(vllms).get(place) is not type(None)}
-            assert there.items() <= wanted.items(), real["name"]
+            there = {place: kind for place, kind in shape(ours).items() if shape(vllms).get(place) is not type(None)}
+            assert there.items() <= wanted.items(), name
 
 
 def _documents(exchange: Document) -> list[object]:
@@ -82,29 +75,40 @@ def _documents(exchange: Document) -> list[object]:
 # --- servers that break one part
 
 
-class Speaks(Healthy):
-    """It says something else, where `changed` says what."""
+def speaking(change: Callable[[Document, Document], Document]) -> type[Healthy]:
+    """It says something else: what the request and that which it would say are changed to."""
 
-    def changed(self, request: Document, spoken: Document) -> Document:
-        raise NotImplementedError  # each broken server below has its own
+    class Speaks(Healthy):
+        def speak(self, request: Document) -> Document:
+            spoken = super().speak(request)
+            return spoken | change(request, spoken)
 
-    def speak(self, request: Document) -> Document:
-        spoken = super().speak(request)
-        return spoken | self.changed(request, spoken)
+    return Speaks
+
+
+def hearing(change: Callable[[Document], Document]) -> type[Healthy]:
+    """It takes a request for another one."""
+
+    class Hears(Healthy):
+        def speak(self, request: Document) -> Document:
+            return super().speak(change(request))
+
+    return Hears
 
 
 def is_streamed(request: Document) -> bool:
     return bool(request.get("stream"))
 
 
-class Mute(Speaks):
-    def changed(self, request: Document, _spoken: Document) -> Document:
-        return {"content": "", "reasoning": ""} if request.get("max_tokens") == 16 and "tools" not in request else {}
+def leaving_out(event: str) -> type[Healthy]:
+    """It does not send events that have this in them."""
 
+    class LeavesOut(Healthy):
+        def event(self, data: str) -> None:
+            if event not in data:
+                super().event(data)
 
-class AnotherStream(Speaks):
-    def changed(self, request: Document, spoken: Document) -> Document:
-        return {"content": spoken["content"].upper()} if is_streamed(request) else {}
+    return LeavesOut
 
 
 class CountsAgain(Healthy):
@@ -115,12 +119,6 @@ class CountsAgain(Healthy):
 class NoUsage(Healthy):
     def pieces(self, _request: Document, spoken: Document) -> Iterator[Document]:
         return super().pieces({"stream_options": None}, spoken)
-
-
-class NoEnd(Healthy):
-    def event(self, data: str) -> None:
-        if data != "[DONE]":
-            super().event(data)
 
 
 class NoReason(Healthy):
@@ -141,62 +139,31 @@ def forgetting(role: str, last: bool = False) -> type[Healthy]:
     return Forgets
 
 
-class NeverEnds(Speaks):
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        return {"reason": "length"} if spoken["reason"] == "stop" else {}
-
-
-class WrongToolParser(Speaks):
-    """The calls stay in the text."""
-
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        written = "".join(f"<tool_call>{call}</tool_call>" for call in spoken["calls"])
-        return {"content": written, "calls": [], "reason": "stop"} if spoken["calls"] else {}
+def leave_calls_in_text(_request: Document, spoken: Document) -> Document:
+    written = "".join(f"<tool_call>{call}</tool_call>" for call in spoken["calls"])
+    return {"content": written, "calls": [], "reason": "stop"} if spoken["calls"] else {}
 
 
 def calling(arguments: str | None, name: str | None = None, reason: str | None = None, *, only: str = "") -> type[Healthy]:
     """All its calls have these arguments, name or reason; or only those of streams, if `only` says so."""
 
-    class Calls(Speaks):
-        def changed(self, request: Document, spoken: Document) -> Document:
-            if not spoken["calls"] or (only == "stream" and not is_streamed(request)):
-                return {}
-            calls = [(name or own, arguments or given) for own, given in spoken["calls"]]
-            return {"calls": calls, "reason": reason or spoken["reason"]}
+    def change(request: Document, spoken: Document) -> Document:
+        if not spoken["calls"] or (only == "stream" and not is_streamed(request)):
+            return {}
+        calls = [(name or own, arguments or given) for own, given in spoken["calls"]]
+        return {"calls": calls, "reason": reason or spoken["reason"]}
 
-    return Calls
-
-
-class CallsAnyway(Speaks):
-    def changed(self, request: Document, _spoken: Document) -> Document:
-        return {"calls": [("get_weather", '{"city": "Paris"}')]} if request.get("tool_choice") == "none" else {}
+    return speaking(change)
 
 
 def ignoring(choice: type) -> type[Healthy]:
     """It takes `required`, or a name, for `auto`."""
 
-    class Ignores(Healthy):
-        def speak(self, request: Document) -> Document:
-            ignored = isinstance(request.get("tool_choice"), choice) and request["tool_choice"] not in ("auto", "none")
-            return super().speak(request | ({"tool_choice": "auto"} if ignored else {}))
+    def take_for_auto(request: Document) -> Document:
+        ignored = isinstance(request.get("tool_choice"), choice) and request["tool_choice"] not in ("auto", "none")
+        return request | ({"tool_choice": "auto"} if ignored else {})
 
-    return Ignores
-
-
-class SilentAfterTools(Speaks):
-    def changed(self, request: Document, _spoken: Document) -> Document:
-        after = "tools" in request and request["messages"][-1]["role"] == "tool"
-        return {"content": "", "reasoning": ""} if after else {}
-
-
-class OneCall(Speaks):
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        return {"calls": spoken["calls"][:1]}
-
-
-class OneCallInStreams(Speaks):
-    def changed(self, request: Document, spoken: Document) -> Document:
-        return {"calls": spoken["calls"][:1]} if is_streamed(request) else {}
+    return hearing(take_for_auto)
 
 
 class OneId(Healthy):
@@ -211,48 +178,9 @@ def re_numbered(text: str) -> str:
     return text.replace("chatcmpl-tool-1", "chatcmpl-tool-0")
 
 
-class WrongReasoningParser(Speaks):
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        return {"content": f"<think>{spoken['reasoning']}</think>{spoken['content']}", "reasoning": ""}
-
-
-class TagLeft(Speaks):
-    def changed(self, request: Document, spoken: Document) -> Document:
-        return {"content": f"</think>{spoken['content']}"} if "chat_template_kwargs" not in request else {}
-
-
-class AllInThoughts(Speaks):
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        return {"content": "", "reasoning": spoken["reasoning"] + spoken["content"]}
-
-
-class ThinksInPlainOnly(Speaks):
-    def changed(self, request: Document, spoken: Document) -> Document:
-        if not is_streamed(request) or request.get("max_tokens", 16) == 16:
-            return {}
-        return {"content": spoken["reasoning"] + spoken["content"], "reasoning": ""}
-
-
-class NoFormat(Healthy):
-    def speak(self, request: Document) -> Document:
-        return super().speak({name: value for name, value in request.items() if name != "response_format"})
-
-
-class AnyJson(Speaks):
-    """It writes the JSON that the question asks for, and not that of the schema."""
-
-    def changed(self, request: Document, _spoken: Document) -> Document:
-        return {"content": '{"answer": 42}'} if "response_format" in request else {}
-
-
-class ColourBlind(Speaks):
-    def changed(self, request: Document, _spoken: Document) -> Document:
-        return {"content": "Red"} if isinstance(fake.messages_of(request)[-1]["content"], list) else {}
-
-
-class SeesOnePicture(Speaks):
-    def changed(self, _request: Document, spoken: Document) -> Document:
-        return {"content": spoken["content"].partition(" and ")[0]}
+def think_in_plain_only(request: Document, spoken: Document) -> Document:
+    is_long = is_streamed(request) and request.get("max_tokens", 16) != 16
+    return {"content": spoken["reasoning"] + spoken["content"], "reasoning": ""} if is_long else {}
 
 
 class TakesBrokenPictures(Healthy):
@@ -277,140 +205,147 @@ class NoResponses(Healthy):
         self._answer(404, {"detail": "Not Found"})
 
 
-class CutResponses(Healthy):
-    def event(self, data: str) -> None:
-        if '"response.completed"' not in data:
-            super().event(data)
-
-
+MUTE = {"content": "", "reasoning": ""}
+PARIS = {"calls": [("get_weather", '{"city": "Paris"}')]}
 TOOLS = {"tools_auto", "tools_stream", "tools_required", "tools_named", "parallel_tools", "parallel_tools_stream"}
 PARALLEL = {"parallel_tools", "parallel_tools_stream"}
 IN_STREAMS = {"tools_stream", "parallel_tools_stream"}
+JSON = {"json_object", "json_schema"}
+THOUGHTS = {"reasoning", "reasoning_stream", "reasoning_tags"}
 
 
-@pytest.mark.parametrize(
-    ("handler", "broken"),
-    [
-        (Mute, {"chat"}),
-        (AnotherStream, {"chat_stream", "responses_stream"}),
-        (CountsAgain, {"chat_stream_usage", "responses_stream"}),
-        (NoUsage, {"chat_stream_usage"}),
-        (NoEnd, {"chat_stream_end"}),
-        (NoReason, {"chat_stream", "chat_stream_usage", "chat_stream_end", "reasoning_stream", "reasoning_tags", *IN_STREAMS}),
-        (forgetting("user"), {"chat_turns"}),
-        (forgetting("assistant"), {"chat_turns"}),
-        (forgetting("system"), {"chat_system"}),
-        (forgetting("tool", last=True), {"tools_result"}),
-        (NeverEnds, {"chat_end", "responses"}),
-        (WrongToolParser, TOOLS),
-        (calling('{"city": "Par'), TOOLS),
-        (calling('{"city": 7}'), TOOLS),
-        (calling('{"town": "Paris"}'), TOOLS),
-        (calling('["Paris"]'), TOOLS),
-        (calling(None, "get_wether"), TOOLS),
-        (calling(None, reason="stop"), {"tools_auto"}),
-        (calling('{"city": "Bern"}', only="stream"), IN_STREAMS),
-        (CallsAnyway, {"tools_none"}),
-        (ignoring(str), {"tools_required"}),
-        (ignoring(dict), {"tools_named"}),
-        (SilentAfterTools, {"tools_result"}),
-        (OneCall, PARALLEL),
-        (OneCallInStreams, {"parallel_tools_stream"}),
-        (OneId, PARALLEL),
-        (WrongReasoningParser, {"reasoning", "reasoning_stream", "reasoning_tags", "json_object", "json_schema"}),
-        (TagLeft, {"reasoning_tags", "json_object", "json_schema"}),
-        (
-            AllInThoughts,
-            {"reasoning", "reasoning_stream", "reasoning_tags", "json_object", "json_schema", "vision", "vision_two"}
-            | {"vision_broken", "responses"},
-        ),
-        (ThinksInPlainOnly, {"reasoning_stream"}),
-        (NoFormat, {"json_object", "json_schema"}),
-        (AnyJson, {"json_schema"}),
-        (ColourBlind, {"vision", "vision_two"}),
-        (SeesOnePicture, {"vision_two"}),
-        (TakesBrokenPictures, {"vision_broken"}),
-        (BlindAfterBroken, {"vision_broken"}),
-        (NoResponses, {"responses", "responses_stream"}),
-        (CutResponses, {"responses_stream"}),
-    ],
-)
-def test_a_server_that_breaks_a_part_fails_its_check(
-    handler: type[Healthy], broken: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = rows_of(handler, tmp_path, monkeypatch)
+def is_short(request: Document) -> bool:
+    return request.get("max_tokens") == 16 and "tools" not in request
+
+
+def is_after_tool(request: Document) -> bool:
+    return "tools" in request and request["messages"][-1]["role"] == "tool"
+
+
+def has_pictures(request: Document) -> bool:
+    return isinstance(fake.messages_of(request)[-1]["content"], list)
+
+
+BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
+    "mute": (speaking(lambda request, _: MUTE if is_short(request) else {}), {"chat"}),
+    "another stream": (
+        speaking(lambda request, spoken: {"content": spoken["content"].upper()} if is_streamed(request) else {}),
+        {"chat_stream", "responses_stream"},
+    ),
+    "counts again": (CountsAgain, {"chat_stream_usage", "responses_stream"}),
+    "no usage": (NoUsage, {"chat_stream_usage"}),
+    "no end": (leaving_out("[DONE]"), {"chat_stream_end"}),
+    "no reason": (
+        NoReason,
+        {"chat_stream", "chat_stream_usage", "chat_stream_end", "reasoning_stream", "reasoning_tags", *IN_STREAMS},
+    ),
+    "forgets user": (forgetting("user"), {"chat_turns"}),
+    "forgets assistant": (forgetting("assistant"), {"chat_turns"}),
+    "forgets system": (forgetting("system"), {"chat_system"}),
+    "forgets tool": (forgetting("tool", last=True), {"tools_result"}),
+    "never ends": (
+        speaking(lambda _, spoken: {"reason": "length"} if spoken["reason"] == "stop" else {}),
+        {"chat_end", "responses"},
+    ),
+    "wrong tool parser": (speaking(leave_calls_in_text), TOOLS),
+    "cut arguments": (calling('{"city": "Par'), TOOLS),
+    "number": (calling('{"city": 7}'), TOOLS),
+    "another key": (calling('{"town": "Paris"}'), TOOLS),
+    "list": (calling('["Paris"]'), TOOLS),
+    "another tool": (calling(None, "get_wether"), TOOLS),
+    "stops at a call": (calling(None, reason="stop"), {"tools_auto"}),
+    "another city in streams": (calling('{"city": "Bern"}', only="stream"), IN_STREAMS),
+    "calls anyway": (speaking(lambda request, _: PARIS if request.get("tool_choice") == "none" else {}), {"tools_none"}),
+    "ignores required": (ignoring(str), {"tools_required"}),
+    "ignores names": (ignoring(dict), {"tools_named"}),
+    "silent after tools": (speaking(lambda request, _: MUTE if is_after_tool(request) else {}), {"tools_result"}),
+    "one call": (speaking(lambda _, spoken: {"calls": spoken["calls"][:1]}), PARALLEL),
+    "one call in streams": (
+        speaking(lambda request, spoken: {"calls": spoken["calls"][:1]} if is_streamed(request) else {}),
+        {"parallel_tools_stream"},
+    ),
+    "one id": (OneId, PARALLEL),
+    "wrong reasoning parser": (
+        speaking(lambda _, said: {"content": f"<think>{said['reasoning']}</think>{said['content']}", "reasoning": ""}),
+        THOUGHTS | JSON,
+    ),
+    "tag left": (
+        speaking(lambda asked, said: {} if "chat_template_kwargs" in asked else {"content": f"</think>{said['content']}"}),
+        {"reasoning_tags"} | JSON,
+    ),
+    "all in thoughts": (
+        speaking(lambda _, spoken: {"content": "", "reasoning": spoken["reasoning"] + spoken["content"]}),
+        THOUGHTS | JSON | {"vision", "vision_two", "vision_broken", "responses"},
+    ),
+    "thinks in plain only": (speaking(think_in_plain_only), {"reasoning_stream"}),
+    "no format": (hearing(lambda asked: {name: asked[name] for name in asked if name != "response_format"}), JSON),
+    # It writes the JSON that the question asks for, and not that of the schema.
+    "any JSON": (
+        speaking(lambda request, _: {"content": '{"answer": 42}'} if "response_format" in request else {}),
+        {"json_schema"},
+    ),
+    "colour-blind": (
+        speaking(lambda request, _: {"content": "Red"} if has_pictures(request) else {}),
+        {"vision", "vision_two"},
+    ),
+    "sees one picture": (speaking(lambda _, spoken: {"content": spoken["content"].partition(" and ")[0]}), {"vision_two"}),
+    "takes broken pictures": (TakesBrokenPictures, {"vision_broken"}),
+    "blind after broken": (BlindAfterBroken, {"vision_broken"}),
+    "no responses": (NoResponses, {"responses", "responses_stream"}),
+    "cut responses": (leaving_out('"response.completed"'), {"responses_stream"}),
+}
+
+
+@pytest.mark.parametrize("server", BROKEN)
+def test_a_server_that_breaks_a_part_fails_its_check(server: str, measure_server: Measure) -> None:
+    handler, broken = BROKEN[server]
+    rows = measure_server(handler, ALONE)
     assert (failing(rows), unknown(rows)) == (broken, set())
-    for name in broken:
-        assert rows[f"contract_{name}"].finding
+    assert all(rows[f"contract_{name}"].finding for name in broken)
 
 
 # --- attempts
 
 
-class Shy(Healthy):
+def test_a_model_that_calls_no_tool_at_once_gets_another_question(measure_server: Measure, folder: Path) -> None:
     """It calls a tool, thinks and writes JSON only where it is asked in another way."""
 
-    def speak(self, request: Document) -> Document:
-        spoken = super().speak(request)
-        if "Paris?" in str(request["messages"][-1]["content"]) if "messages" in request else False:
-            return spoken | {"calls": [], "content": "I can not."}
-        return spoken
+    def be_shy(request: Document, _spoken: Document) -> Document:
+        is_paris = "messages" in request and "Paris?" in str(request["messages"][-1]["content"])
+        return {"calls": [], "content": "I can not."} if is_paris else {}
 
-
-def test_a_model_that_calls_no_tool_at_once_gets_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(Shy, tmp_path, monkeypatch)
+    rows = measure_server(speaking(be_shy), ALONE)
     assert (failing(rows), unknown(rows)) == (set(), set())
-    names = set(requests_of(tmp_path))
+    names = set(sent(folder))
     assert {"tools_auto 1", "tools_auto 2", "tools_stream 1", "tools_stream 2"} <= names
     assert not {"tools_auto 3", "tools_stream 3"} & names
 
 
-def test_thoughts_that_must_be_asked_for_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ThinksIfTold(Speaks):
-        def changed(self, request: Document, _spoken: Document) -> Document:
-            thinking = request.get("chat_template_kwargs", {}).get("thinking")
-            return {} if thinking else {"reasoning": ""}
+def test_thoughts_that_must_be_asked_for_are_asked_for(measure_server: Measure, folder: Path) -> None:
+    def think_if_told(request: Document, _spoken: Document) -> Document:
+        return {} if request.get("chat_template_kwargs", {}).get("thinking") else {"reasoning": ""}
 
-    rows = rows_of(ThinksIfTold, tmp_path, monkeypatch)
+    rows = measure_server(speaking(think_if_told), ALONE)
     assert (failing(rows), unknown(rows)) == (set(), set())
-    assert {"reasoning 3", "reasoning_stream 3"} <= set(requests_of(tmp_path))
+    assert {"reasoning 3", "reasoning_stream 3"} <= set(sent(folder))
 
 
-def test_what_is_not_promised_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contract = ALONE.model_copy(update={"capabilities": ["chat", "json_schema"]})
-    with serving(Healthy) as url:
-        rows = measured(url, tmp_path / "contract", contract, monkeypatch)
+def test_what_is_not_promised_is_not_asked(measure_server: Measure, folder: Path) -> None:
+    rows = measure_server(Healthy, ALONE.model_copy(update={"capabilities": ["chat", "json_schema"]}))
     assert list(rows) == [*CAPABILITIES["chat"], *CAPABILITIES["json_schema"]]
-    assert {name.partition("_")[0] for name in requests_of(tmp_path)} == {"models", "chat 1", "chat", "json"}
+    assert {name.partition("_")[0] for name in sent(folder)} == {"models", "chat 1", "chat", "json"}
 
 
-def test_no_reply_is_longer_than_half_of_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows_of(Healthy, tmp_path, monkeypatch)
-    bodies = [each["body"] for each in requests_of(tmp_path).values() if each.get("body")]
-    asked = {body.get("max_tokens") or body["max_output_tokens"] for body in bodies}
-    assert asked == {1, 16, fake.LONGEST_TOK // 2}
-
-
-def test_a_server_that_falls_silent_is_asked_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_falls_silent_is_asked_no_more(measure_server: Measure, folder: Path) -> None:
     class Silent(Healthy):
         def do_POST(self) -> None:  # noqa: N802  # the name that the base class calls
             self.close_connection = True
 
-    rows = rows_of(Silent, tmp_path, monkeypatch)
-    assert unknown(rows) == {name.removeprefix("contract_") for name in PROMISED}
-    assert len(requests_of(tmp_path)) == 1 + MOST_SILENT
+    assert unknown(measure_server(Silent, ALONE)) == {name.removeprefix("contract_") for name in PROMISED}
+    assert len(sent(folder)) == 1 + MOST_SILENT
 
 
 # --- evidence
-
-
-def changed(folder: Path, leave: str) -> dict[str, Measurement]:
-    """What follows from the captured exchanges without one of them."""
-    lines = [line for line in (CAPTURED / EXCHANGES).read_text().splitlines() if json.loads(line)["name"] != leave]
-    folder.mkdir()
-    (folder / EXCHANGES).write_text("".join(f"{line}\n" for line in lines))
-    contract = ALONE.model_copy(update={"capabilities": SEEN})
-    return {row.metric: row for row in parse_contract(folder, contract, "reference-chat", KINDS["vllm"])}
 
 
 @pytest.mark.parametrize(
@@ -424,17 +359,13 @@ def changed(folder: Path, leave: str) -> dict[str, Measurement]:
         ("responses_stream 1 plain", {"responses_stream"}),
     ],
 )
-def test_a_check_without_its_reply_is_invalid(left_out: str, checks: set[str], tmp_path: Path) -> None:
-    rows = changed(tmp_path / "contract", left_out)
+def test_a_check_without_its_reply_is_invalid(left_out: str, checks: set[str], folder: Path) -> None:
+    rows = parsed(keep(folder, (each for name, each in sent(CAPTURED).items() if name != left_out)))
     assert (unknown(rows), failing(rows)) == (checks, set())
 
 
 def test_replies_of_another_model_are_not_taken() -> None:
-    rows = parse_contract(CAPTURED, ALONE.model_copy(update={"capabilities": SEEN}), MODEL, KINDS["vllm"])
-    plain = [
-        row
-        for row in rows
-        if row.metric in ("contract_chat", "contract_tools_auto", "contract_json_schema", "contract_responses")
-    ]
+    rows = parsed(CAPTURED, MODEL)
+    plain = [rows[f"contract_{check}"] for check in ("chat", "tools_auto", "json_schema", "responses")]
     assert {row.value for row in plain} == {0.0}
     assert "is of the model 'reference-chat'" in plain[0].finding

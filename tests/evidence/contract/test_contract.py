@@ -1,50 +1,42 @@
 """The API's contract: a server that keeps it, one that breaks each part, and evidence that says nothing."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.directions import CAPABILITIES, CONTRACT
-from tests.evidence.contract.server import MODEL, Healthy, failing, measured, serving, unknown
-from vllm_qualify.engine.kind import KINDS
-from vllm_qualify.evidence.contract import asking
+from tests.evidence.contract.conftest import Measure
+from tests.evidence.contract.server import MODEL, Document, Healthy, Rows, failing, holding, keep, listing, said, sent, unknown
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.evidence.contract import measure
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
-from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.contract import Contract
 
 CAPTURED = Path(__file__).parents[1] / "captured" / "contract"
 ALL = Contract(time_limit_s=10.0)
-Document = dict[str, Any]
 
 
-def parsed(folder: Path, contract: Contract = ALL) -> dict[str, Measurement]:
-    return {row.metric: row for row in parse_contract(folder, contract, MODEL, KINDS["vllm"])}
+def parsed(folder: Path) -> Rows:
+    return {row.metric: row for row in parse_contract(folder, ALL, MODEL, KINDS["vllm"])}
 
 
-def test_vllms_own_replies_keep_all_of_it() -> None:
+def test_vllms_own_replies_keep_all_of_it(folder: Path) -> None:
     rows = parsed(CAPTURED)
     assert list(rows) == CONTRACT
     assert {(row.value, row.unit, row.sample_count, row.source) for row in rows.values()} == {
         (1.0, "bool", 1, f"contract/{EXCHANGES}")
     }
+    assert parsed(shutil.copytree(CAPTURED, folder)) == rows
 
 
-def test_the_stand_in_keeps_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(Healthy) as url:
-        rows = measured(url, tmp_path / "contract", ALL, monkeypatch)
-    assert {name: (row.value, row.finding, row.invalid_because) for name, row in rows.items()} == dict.fromkeys(
-        CONTRACT, (1.0, "", None)
-    )
+def test_the_stand_in_keeps_all_of_it(measure_server: Measure) -> None:
+    assert said(measure_server(Healthy, ALL)) == holding(CONTRACT)
 
 
 # --- aliases
-
-NAMED = ALL.model_copy(update={"aliases": ["gpt", "Org/A-Model"]})
 
 
 class Named(Healthy):
@@ -58,22 +50,39 @@ class SilentAlias(Named):
 
 @pytest.mark.parametrize(
     ("server", "finding"),
-    [
-        (Named, ""),
-        (Healthy, "and not the alias 'gpt'"),
-        (SilentAlias, "the reply to a request for 'Org/A-Model' has no text"),
-    ],
+    [(Named, ""), (Healthy, "and not the alias 'gpt'"), (SilentAlias, "the reply to a request for 'Org/A-Model' has no text")],
 )
-def test_every_alias_is_listed_and_answers(
-    server: type[Healthy], finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serving(server) as url:
-        row = measured(url, tmp_path / "contract", NAMED, monkeypatch)["contract_models"]
+def test_every_alias_is_listed_and_answers(server: type[Healthy], finding: str, measure_server: Measure) -> None:
+    row = measure_server(server, ALL.model_copy(update={"aliases": list(Named.aliases)}))["contract_models"]
     assert row.value == (0.0 if finding else 1.0)
     assert finding in row.finding
 
 
 # --- servers that break one part
+
+
+def hearing(change: Callable[[Document], Document]) -> type[Healthy]:
+    """It takes a request for another one."""
+
+    class Hears(Healthy):
+        def complete(self, request: Document) -> None:
+            super().complete(change(request))
+
+    return Hears
+
+
+def without(request: Document, key: str) -> Document:
+    return {name: value for name, value in request.items() if name != key}
+
+
+def refusing(status: int | None, body: Callable[[str, int], Document]) -> type[Healthy]:
+    """It refuses with this status, or with the usual one, and with this body."""
+
+    class Refuses(Healthy):
+        def _refuse(self, usual: int, message: str) -> None:
+            self._answer(status or usual, body(message, usual))
+
+    return Refuses
 
 
 class AnotherStream(Healthy):
@@ -83,28 +92,13 @@ class AnotherStream(Healthy):
 
 class NoUsage(Healthy):
     def stream(self, request: Document, text: str, tokens: int) -> None:
-        super().stream({name: value for name, value in request.items() if name != "stream_options"}, text, tokens)
+        super().stream(without(request, "stream_options"), text, tokens)
 
 
 class NoEnd(Healthy):
     def event(self, data: str) -> None:
         if data != "[DONE]":
             super().event(data)
-
-
-class NoStop(Healthy):
-    def complete(self, request: Document) -> None:
-        super().complete({name: value for name, value in request.items() if name != "stop"})
-
-
-class OneChoice(Healthy):
-    def complete(self, request: Document) -> None:
-        super().complete(request | {"n": 1})
-
-
-class NoLogprobs(Healthy):
-    def complete(self, request: Document) -> None:
-        super().complete({name: value for name, value in request.items() if name != "logprobs"})
 
 
 class TakesAnyModel(Healthy):
@@ -116,35 +110,12 @@ class TakesAnyModel(Healthy):
         self._answer(status if status == 400 else 200, {"object": "error", "message": message})
 
 
-class FlatErrors(Healthy):
-    def _refuse(self, status: int, message: str) -> None:
-        self._answer(status, {"object": "error", "message": message, "type": "BadRequestError", "code": status})
-
-
-class InternalErrors(Healthy):
-    def _refuse(self, _: int, message: str) -> None:
-        self._answer(500, {"error": {"message": message, "type": "InternalServerError"}})
-
-
 class Confused(Healthy):
     """It gives another text once it has refused something."""
 
     def _refuse(self, status: int, message: str) -> None:
         super()._refuse(status, message)
         type(self).behaviour = "forgetful"
-
-
-class OneMoreToken(Healthy):
-    def complete(self, request: Document) -> None:
-        super().complete(request | {"max_tokens": request["max_tokens"] + 1})
-
-
-class AnotherModel(Healthy):
-    def do_GET(self) -> None:  # noqa: N802  # the name that the base class calls
-        if self.path == "/v1/models":
-            self._answer(200, {"object": "list", "data": [{"id": "another", "max_model_len": 2048}]})
-        else:
-            super().do_GET()
 
 
 class Busy(Healthy):
@@ -185,93 +156,75 @@ class Endless(Healthy):
             super().do_GET()
 
 
-@pytest.mark.parametrize(
-    ("handler", "broken"),
-    [
-        (AnotherStream, {"stream"}),
-        (NoUsage, {"stream_usage"}),
-        (NoEnd, {"stream_end"}),
-        (NoStop, {"stop"}),
-        (OneChoice, {"n"}),
-        (NoLogprobs, {"logprobs"}),
-        (TakesAnyModel, {"unknown_model", "prompt_too_long", "bad_body"}),
-        (FlatErrors, {"unknown_model", "prompt_too_long", "bad_body"}),
-        (InternalErrors, {"unknown_model", "prompt_too_long", "bad_body"}),
-        (Confused, {"alive"}),
-        (OneMoreToken, {"completion", "max_tokens"}),
-        (AnotherModel, {"models"}),
-        (Busy, {"many"}),
-        (Unseeded, {"seed"}),
-        (Endless, {"hang_up"}),
-    ],
-)
+FAULTY = {"unknown_model", "prompt_too_long", "bad_body"}
+FLAT = refusing(None, lambda message, code: {"object": "error", "message": message, "type": "BadRequestError", "code": code})
+INTERNAL = refusing(500, lambda message, _: {"error": {"message": message, "type": "InternalServerError"}})
+BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
+    "another stream": (AnotherStream, {"stream"}),
+    "no usage": (NoUsage, {"stream_usage"}),
+    "no end": (NoEnd, {"stream_end"}),
+    "no stop": (hearing(lambda request: without(request, "stop")), {"stop"}),
+    "one choice": (hearing(lambda request: request | {"n": 1}), {"n"}),
+    "no logprobs": (hearing(lambda request: without(request, "logprobs")), {"logprobs"}),
+    "takes any model": (TakesAnyModel, FAULTY),
+    "flat errors": (FLAT, FAULTY),
+    "internal errors": (INTERNAL, FAULTY),
+    "confused": (Confused, {"alive"}),
+    "one more token": (
+        hearing(lambda request: request | {"max_tokens": request["max_tokens"] + 1}),
+        {"completion", "max_tokens"},
+    ),
+    "another model": (listing({"id": "another", "max_model_len": 2048}), {"models"}),
+    "busy": (Busy, {"many"}),
+    "unseeded": (Unseeded, {"seed"}),
+    "endless": (Endless, {"hang_up"}),
+}
+
+
+@pytest.mark.parametrize("server", BROKEN)
 def test_a_server_that_breaks_a_part_fails_its_check(
-    handler: type[Healthy], broken: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, measure_server: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "FREED_WITHIN_S", 0.2)
-    with serving(handler) as url:
-        rows = measured(url, tmp_path / "contract", ALL, monkeypatch)
-    assert failing(rows) == broken
-    assert unknown(rows) == set()
-    for name in broken:
-        assert rows[f"contract_{name}"].finding
+    monkeypatch.setattr(measure, "FREED_WITHIN_S", 0.2)
+    handler, broken = BROKEN[server]
+    rows = measure_server(handler, ALL)
+    assert (failing(rows), unknown(rows)) == (broken, set())
+    assert all(rows[f"contract_{name}"].finding for name in broken)
 
 
 # --- evidence
 
 
-def changed(folder: Path, change: Callable[[Document], Document | None]) -> Path:
-    """The captured exchanges, each changed, or left out."""
-    exchanges = [change(json.loads(line)) for line in (CAPTURED / EXCHANGES).read_text().splitlines()]
-    folder.mkdir()
-    (folder / EXCHANGES).write_text("".join(f"{json.dumps(each)}\n" for each in exchanges if each is not None))
-    return folder
-
-
-def test_a_check_without_its_reply_is_invalid_and_says_why(tmp_path: Path) -> None:
-    rows = parsed(changed(tmp_path / "contract", lambda each: None if each["name"] == "stop" else each))
-    assert unknown(rows) == {"stop"}
-    assert failing(rows) == set()
+def test_a_check_without_its_reply_is_invalid_and_says_why(folder: Path) -> None:
+    rows = parsed(keep(folder, (each for name, each in sent(CAPTURED).items() if name != "stop")))
+    assert (unknown(rows), failing(rows)) == ({"stop"}, set())
     assert rows["contract_stop"].invalid_because == "the request 'stop' was not kept"
 
 
-def test_a_reply_that_was_not_whole_is_no_verdict(tmp_path: Path) -> None:
-    def cut(each: Document) -> Document:
-        return {"name": each["name"], "path": each["path"], "problem": "ReadTimeout: no answer within 120 s"}
-
-    rows = parsed(changed(tmp_path / "contract", lambda each: cut(each) if each["name"] == "logprobs" else each))
+def test_a_reply_that_was_not_whole_is_no_verdict(folder: Path) -> None:
+    exchanges = sent(CAPTURED)
+    path = exchanges["logprobs"]["path"]
+    exchanges["logprobs"] = {"name": "logprobs", "path": path, "problem": "ReadTimeout: no answer within 120 s"}
+    rows = parsed(keep(folder, exchanges.values()))
     assert unknown(rows) == {"logprobs"}
     assert "no answer within 120 s" in (rows["contract_logprobs"].invalid_because or "")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]\n", '{"name": 1}\n', "\x00\xff"])
-def test_evidence_that_is_cut_or_of_another_form_is_invalid(text: str, tmp_path: Path) -> None:
-    (tmp_path / EXCHANGES).write_text(text, encoding="latin-1")
+@pytest.mark.parametrize("text", [None, "", "{", "[]\n", '{"name": 1}\n', "\x00\xff"])
+def test_evidence_that_is_missing_cut_or_of_another_form_is_invalid(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / EXCHANGES).write_text(text, encoding="latin-1")
     assert unknown(parsed(tmp_path)) == {name.removeprefix("contract_") for name in CONTRACT}
 
 
-def test_no_evidence_is_invalid(tmp_path: Path) -> None:
-    assert len(unknown(parsed(tmp_path))) == len(CONTRACT)
-
-
-def test_what_an_engine_does_not_offer_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_engine_does_not_offer_is_not_asked(measure_server: Measure, folder: Path) -> None:
     not_asked = dict(KINDS["tensorrt-llm"].not_offered)
     assert set(not_asked) < {*CONTRACT, *CAPABILITIES["vision"]}
-    contract = ALL.model_copy(update={"not_asked": not_asked})
-    with serving(Healthy) as url:
-        rows = measured(url, tmp_path / "contract", contract, monkeypatch)
-    assert list(rows) == [name for name in CONTRACT if name not in not_asked]
-    assert {row.value for row in rows.values()} == {1.0}
-    asked = {json.loads(line)["name"] for line in (tmp_path / "contract" / EXCHANGES).read_text().splitlines()}
-    assert not asked & {"too long", "no JSON", "wrong type", "unknown model", "after errors", "hung up"}
+    rows = measure_server(Healthy, ALL.model_copy(update={"not_asked": not_asked}))
+    assert {name: row.value for name, row in rows.items()} == {name: 1.0 for name in CONTRACT if name not in not_asked}
+    assert not set(sent(folder)) & {"too long", "no JSON", "wrong type", "unknown model", "after errors", "hung up"}
 
 
 def test_every_request_is_at_temperature_zero_but_the_sampled_ones() -> None:
-    exchanges = [json.loads(line) for line in (CAPTURED / EXCHANGES).read_text().splitlines()]
-    bodies = {each["name"]: each["body"] for each in exchanges if each.get("body")}
+    bodies = {name: each["body"] for name, each in sent(CAPTURED).items() if each.get("body")}
     assert {name for name, body in bodies.items() if body["temperature"] != 0} == {"sampled", "sampled again"}
-
-
-def test_a_copy_of_the_evidence_gives_the_same(tmp_path: Path) -> None:
-    shutil.copytree(CAPTURED, tmp_path / "contract")
-    assert parsed(tmp_path / "contract") == parsed(CAPTURED)

@@ -12,9 +12,8 @@ Document = dict[str, Any]
 
 
 def imported(source: Path, variant: str | None = None, published: Path | None = None) -> Imported:
-    return import_recipe(
-        source, exact_match_minimum=0.8, exact_match_filter="flexible-extract", variant=variant, published=published
-    )
+    gate: Any = {"exact_match_minimum": 0.8, "exact_match_filter": "flexible-extract"}
+    return import_recipe(source, **gate, variant=variant, published=published)
 
 
 def resolved(recipe: Recipe, gpu_type: str) -> tuple[str, ServerArguments, Environment]:
@@ -41,6 +40,7 @@ def published_document(*words: str, **changes: Any) -> Document:
 
 def written(document: object, folder: Path, name: str = "h200.json") -> Path:
     path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
@@ -90,20 +90,17 @@ TRANSLATED: list[tuple[list[str], ServerArguments]] = [
 ]
 
 
+def _hardware(brand: str, generation: str, gpu_count: int, vram_gb: int, **others: bool) -> Document:
+    return {"brand": brand, "generation": generation, "gpu_count": gpu_count, "vram_gb": vram_gb, **others}
+
+
 TAXONOMY: Document = {
     "hardware_profiles": {
-        "h200": {"brand": "NVIDIA", "generation": "hopper", "gpu_count": 8, "vram_gb": 1128},
-        "b200": {"brand": "NVIDIA", "generation": "blackwell", "gpu_count": 8, "vram_gb": 1440},
-        "mi300x": {"brand": "AMD", "generation": "amd", "gpu_count": 8, "vram_gb": 1536},
-        "xeon6": {"brand": "Intel", "generation": "cpu", "gpu_count": 4, "vram_gb": 1024, "restricted": True},
-        "rtx_5090": {
-            "brand": "NVIDIA",
-            "generation": "blackwell",
-            "gpu_count": 1,
-            "vram_gb": 32,
-            "restricted": True,
-            "scalable": False,
-        },
+        "h200": _hardware("NVIDIA", "hopper", 8, 1128),
+        "b200": _hardware("NVIDIA", "blackwell", 8, 1440),
+        "mi300x": _hardware("AMD", "amd", 8, 1536),
+        "xeon6": _hardware("Intel", "cpu", 4, 1024, restricted=True),
+        "rtx_5090": _hardware("NVIDIA", "blackwell", 1, 32, restricted=True, scalable=False),
     }
 }
 STRATEGIES: Document = {
@@ -138,7 +135,6 @@ def repository(folder: Path, model: object, taxonomy: object = TAXONOMY) -> Path
     """A repository with one model; the path of its YAML."""
     files = {"taxonomy.yaml": taxonomy, "models/Org/A-Model.yaml": model} | STRATEGIES
     for name, document in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         # JSON is YAML 1.2, and quicker to write.
-        (folder / name).write_text(json.dumps(document), encoding="utf-8")
+        written(document, folder, name)
     return folder / "models/Org/A-Model.yaml"

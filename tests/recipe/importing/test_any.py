@@ -23,7 +23,7 @@ from tests.recipe.importing.documents import (
     written,
 )
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.importing import rendered
+from vllm_qualify.recipe.importing import render_recipe
 from vllm_qualify.recipe.loading import load_recipe
 
 values = st.recursive(
@@ -105,7 +105,7 @@ def valid_or_one_error(path: Path, published: Path | None = None) -> None:
     except CallerError:
         return
     recipe = path.parent / "recipe.yaml"
-    recipe.write_text(rendered(result), encoding="utf-8")
+    recipe.write_text(render_recipe(result), encoding="utf-8")
     assert load_recipe(str(recipe)).recipe == result.recipe
     recipe.unlink()
 
@@ -135,8 +135,7 @@ def test_any_mutated_json_is_a_valid_recipe_or_one_error(document: Document, tmp
 @example(content=b"meta: &a {tasks: *a}")
 def test_any_file_is_a_valid_recipe_or_one_error(content: bytes, tmp_path: Path) -> None:
     for name in ("h200.json", "models/Org/A-Model.yaml"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = written(None, tmp_path, name)
         path.write_bytes(content)
         with pytest.raises(CallerError):
             imported(path)
@@ -149,8 +148,7 @@ def test_any_file_is_a_valid_recipe_or_one_error(content: bytes, tmp_path: Path)
 @example(files=RICH_REPOSITORY | {"models/Org/A-Model.yaml": model_document(model__base_env={"\U00010000": "1"})})
 def test_any_mutated_yaml_is_a_valid_recipe_or_one_error(files: Document, tmp_path: Path) -> None:
     for name in RICH_REPOSITORY:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(json.dumps(files.get(name)), encoding="utf-8")
+        written(files.get(name), tmp_path, name)
     valid_or_one_error(tmp_path / "models/Org/A-Model.yaml")
 
 
@@ -158,15 +156,7 @@ def test_the_document_that_is_mutated_is_a_valid_recipe(tmp_path: Path) -> None:
     recipe = imported(repository(tmp_path, RICH_MODEL)).recipe
     assert resolved(recipe, "h200") == (
         "Org/A-Model-FP8",
-        {
-            "seed": 1,
-            "max-num-seqs": 64,
-            "x": True,
-            "enable-expert-parallel": True,
-            "data-parallel-size": 8,
-            "y": True,
-            "one": True,
-            "t": True,
-        },
+        {"seed": 1, "max-num-seqs": 64, "data-parallel-size": 8}
+        | dict.fromkeys(("x", "enable-expert-parallel", "y", "one", "t"), True),
         {"VLLM_A": "1", "VLLM_B": "2", "VLLM_C": "3"},
     )

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.recipe.importing.documents import Document, imported, published_document, resolved, written
-from vllm_qualify.engine.gpu import fingerprint_of, gpu_type_of
+from vllm_qualify.engine.gpu import fingerprint_of
+from vllm_qualify.engine.gpu_products import gpu_type_of
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.importing import InexpressibleError
 from vllm_qualify.recipe.importing.commands import GPU_TYPES
+from vllm_qualify.recipe.importing.documents import InexpressibleError
 
 
 def test_a_folder_leaves_out_what_it_cannot_import_and_says_so(tmp_path: Path) -> None:
@@ -77,13 +78,10 @@ def test_each_model_of_a_folder_is_a_variant(second: Document, names: list[str],
     assert resolved(recipe, "h200") == ("Org/A-Model", {}, {})
 
 
-def test_a_models_own_file_has_its_recommended_command(tmp_path: Path) -> None:
+def test_a_models_own_file_has_its_recommended_command_or_is_an_error(tmp_path: Path) -> None:
     command = published_document("--seed", "3", hardware="h100") | {"by_hardware": {"h100": "/Org/A-Model/hw/h100.json"}}
     result = imported(written({"hf_id": "Org/A-Model", "recommended_command": command}, tmp_path, "A-Model.json"))
     assert resolved(result.recipe, "h100") == ("Org/A-Model", {"seed": 3}, {})
-
-
-def test_a_models_own_file_without_a_command_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CallerError) as error:
         imported(written({"hf_id": "Org/A-Model", "recommended_command": {}}, tmp_path, "A-Model.json"))
     assert "recommended_command" in error.value.place

@@ -13,14 +13,8 @@ from vllm_qualify.recipe.loading import load_recipe
 @pytest.mark.parametrize(
     ("minimum", "filter_", "place"),
     [
-        (None, "strict-match", "--exact-match-minimum"),
-        (0.0, "strict-match", "--exact-match-minimum"),
-        (-1.0, "strict-match", "--exact-match-minimum"),
-        (1.01, "strict-match", "--exact-match-minimum"),
-        (float("nan"), "strict-match", "--exact-match-minimum"),
-        (0.5, None, "--exact-match-filter"),
-        (0.5, "", "--exact-match-filter"),
-        (0.5, "strict", "--exact-match-filter"),
+        *((minimum, "strict-match", "--exact-match-minimum") for minimum in (None, 0.0, -1.0, 1.01, float("nan"))),
+        *((0.5, filter_, "--exact-match-filter") for filter_ in (None, "", "strict")),
     ],
 )
 def test_bound_and_filter_of_the_gate_are_the_callers(
@@ -57,17 +51,17 @@ def test_the_load_fits_the_server(words: list[str], load: tuple[int, int, int, i
     assert ours.output_len == ours.input_len
 
 
+TOOLS = ["--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
+
+
 @pytest.mark.parametrize(
     ("words", "capabilities"),
     [
         ([], []),
         (["--reasoning-parser", "qwen3"], ["chat", "reasoning"]),
-        (["--tool-call-parser", "hermes", "--enable-auto-tool-choice"], ["chat", "tools"]),
+        (TOOLS, ["chat", "tools"]),
         (["--tool-call-parser", "hermes"], []),
-        (
-            ["--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--reasoning-parser", "qwen3"],
-            ["chat", "tools", "reasoning"],
-        ),
+        ([*TOOLS, "--reasoning-parser", "qwen3"], ["chat", "tools", "reasoning"]),
     ],
 )
 def test_published_parsers_are_promises(words: list[str], capabilities: list[str], tmp_path: Path) -> None:
@@ -81,9 +75,7 @@ def test_only_what_all_gpu_types_have_is_promised(tmp_path: Path) -> None:
 
 
 def test_the_written_recipe_loads_and_says_where_it_comes_from(tmp_path: Path) -> None:
-    folder = tmp_path / "Org" / "A-Model" / "hw"
-    folder.mkdir(parents=True)
-    result = imported(written(published_document("--host", "h", env={"VLLM_A": "1"}), folder))
+    result = imported(written(published_document("--host", "h", env={"VLLM_A": "1"}), tmp_path / "Org" / "A-Model" / "hw"))
     path = tmp_path / "recipe.yaml"
     write_recipe(result, path)
     assert load_recipe(str(path)).recipe == result.recipe

@@ -11,8 +11,8 @@ import pytest
 from pydantic import JsonValue
 from ruamel.yaml import YAML
 
+from tests.engine.script import run_script
 from tests.recipe.importing.documents import TRANSLATED, imported, resolved
-from tests.warm.engine import run_script
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.importing import Imported, write_recipe
 from vllm_qualify.recipe.importing.commands import GPU_TYPES
@@ -104,23 +104,20 @@ def sample_variants() -> Iterator[tuple[Path, str, Path]]:
 
 
 @needs_samples
-@pytest.mark.parametrize(("file", "variant", "folder"), list(sample_variants()), ids=lambda value: Path(value).name)
-def test_yaml_alone_gives_what_the_json_has(file: Path, variant: str, folder: Path, tmp_path: Path) -> None:
-    result = imported(file, variant, published=tmp_path).recipe
+@pytest.mark.parametrize(("source", "variant", "folder"), list(sample_variants()), ids=lambda value: Path(value).name)
+def test_yaml_gives_what_the_json_has_which_is_used_where_it_is(
+    source: Path, variant: str, folder: Path, tmp_path: Path
+) -> None:
+    result = imported(source, variant, published=tmp_path).recipe
     assert list(result.variants) == [variant]
     # Some have no JSON here; the JSON that there is has fewer GPU types than taxonomy.yaml by now.
     assert result.gpu_types
     for file in folder.glob("hw/*.json"):
         gpu_type = GPU_TYPES[file.stem]
         assert resolved(result, gpu_type) == resolved(imported_sample(file).recipe, gpu_type)
-
-
-@needs_samples
-@pytest.mark.parametrize(("file", "variant", "folder"), list(sample_variants()), ids=lambda value: Path(value).name)
-def test_json_beside_yaml_is_used_and_both_agree(file: Path, variant: str, folder: Path) -> None:
-    result = imported(file, variant)
-    assert ("/hw/*.json" in result.source) == folder.is_dir()
-    assert not [note for note in result.notes if "differs" in note]
+    beside = imported(source, variant)
+    assert ("/hw/*.json" in beside.source) == folder.is_dir()
+    assert not [note for note in beside.notes if "differs" in note]
 
 
 @needs_samples
@@ -138,10 +135,10 @@ def test_where_yaml_and_json_differ_the_json_is_believed_and_a_note_says_so(tmp_
 
 
 @pytest.mark.engine
-def test_vllm_reads_the_recipe_as_it_reads_the_published_command(warm_engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_vllm_reads_the_recipe_as_it_reads_the_published_command(engine: EngineEnvironment, tmp_path: Path) -> None:
     cases = [(argv, dict(options)) for argv, options in TRANSLATED] + [published_case(file) for file in FILES]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    ended = run_script(warm_engine, PROBE, tmp_path)
+    ended = run_script(engine, PROBE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["short forms"] == SHORT_FORMS

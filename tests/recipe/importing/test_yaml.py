@@ -6,34 +6,39 @@ import pytest
 
 from tests.recipe.importing.documents import Document, imported, model_document, published_document, repository, written
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.importing import InexpressibleError
+from vllm_qualify.recipe.importing.documents import InexpressibleError
+
+EXPERTS: Document = {"data-parallel-size": 8, "enable-expert-parallel": True}
+TP = "strategy_overrides__single_node_tp"
+OLDEST = "model__min_vllm_version"
+SEVERAL = "multi_node, a deployment on several nodes"
+
+
+def tp(size: int) -> Document:
+    return {"tensor-parallel-size": size}
 
 
 @pytest.mark.parametrize(
     ("changes", "h200", "b200"),
     [
-        ({}, {"tensor-parallel-size": 1}, {"tensor-parallel-size": 1}),
-        ({"variants__default__vram_minimum_gb": 150}, {"tensor-parallel-size": 8}, {"tensor-parallel-size": 1}),
-        ({"variants__default__tp": 2}, {"tensor-parallel-size": 2}, {"tensor-parallel-size": 2}),
-        ({"variants__default__tp": 99}, {"tensor-parallel-size": 8}, {"tensor-parallel-size": 8}),
-        (
-            {"strategy_overrides__single_node_tp__tp": {"hopper": 4, "default": 2}},
-            {"tensor-parallel-size": 4},
-            {"tensor-parallel-size": 2},
-        ),
+        ({}, tp(1), tp(1)),
+        ({"variants__default__vram_minimum_gb": 150}, tp(8), tp(1)),
+        ({"variants__default__tp": 2}, tp(2), tp(2)),
+        ({"variants__default__tp": 99}, tp(8), tp(8)),
+        ({f"{TP}__tp": {"hopper": 4, "default": 2}}, tp(4), tp(2)),
         (
             {"hardware_overrides__nvidia__extra_args": ["--seed", "2"], "hardware_overrides__hopper__extra_args": ["--x"]},
-            {"tensor-parallel-size": 1, "x": True},
-            {"tensor-parallel-size": 1, "seed": 2},
+            tp(1) | {"x": True},
+            tp(1) | {"seed": 2},
         ),
         (
             {
                 "hardware_overrides__hopper__extra_args": ["--x"],
-                "strategy_overrides__single_node_tp__hardware_overrides__hopper__extra_args": ["--y"],
-                "strategy_overrides__single_node_tp__hardware_overrides__b200__extra_args": ["--z"],
+                f"{TP}__hardware_overrides__hopper__extra_args": ["--y"],
+                f"{TP}__hardware_overrides__b200__extra_args": ["--z"],
             },
-            {"tensor-parallel-size": 1, "y": True},
-            {"tensor-parallel-size": 1, "z": True},
+            tp(1) | {"y": True},
+            tp(1) | {"z": True},
         ),
         (
             {
@@ -46,31 +51,27 @@ from vllm_qualify.recipe.importing import InexpressibleError
                 "features__d__args": ["--d"],
                 "hardware_opt_in_features__b200": ["d"],
             },
-            {"tensor-parallel-size": 1, "a": True, "d": True},
-            {"tensor-parallel-size": 1, "of-blackwell": True},
+            tp(1) | {"a": True, "d": True},
+            tp(1) | {"of-blackwell": True},
         ),
         (
             {
                 "default_strategy": "single_node_dep",
                 "compatible_strategies": ["single_node_dep"],
                 "strategy_overrides__single_node_dep__extra_args": ["--x"],
-                "strategy_overrides__single_node_tp__extra_args": ["--y"],
+                f"{TP}__extra_args": ["--y"],
             },
-            {"data-parallel-size": 8, "enable-expert-parallel": True, "x": True},
-            {"data-parallel-size": 8, "enable-expert-parallel": True, "x": True},
+            EXPERTS | {"x": True},
+            EXPERTS | {"x": True},
         ),
         (
             {
-                "features__spec": {
-                    "default_mode": "one",
-                    "modes": {
-                        "one": {"args": ["--one"], "hardware_overrides": {"hopper": {"args": ["--hopper"]}}},
-                        "two": {"args": ["--two"]},
-                    },
-                },
+                "features__spec__default_mode": "one",
+                "features__spec__modes__one": {"args": ["--one"], "hardware_overrides": {"hopper": {"args": ["--hopper"]}}},
+                "features__spec__modes__two": {"args": ["--two"]},
             },
-            {"tensor-parallel-size": 1, "hopper": True},
-            {"tensor-parallel-size": 1, "one": True},
+            tp(1) | {"hopper": True},
+            tp(1) | {"one": True},
         ),
         (
             {
@@ -78,42 +79,30 @@ from vllm_qualify.recipe.importing import InexpressibleError
                 "opt_in_features": ["spec"],
                 "variants__default__default_modes__spec": "two",
             },
-            {"tensor-parallel-size": 1, "two": True},
-            {"tensor-parallel-size": 1, "two": True},
+            tp(1) | {"two": True},
+            tp(1) | {"two": True},
         ),
         (
             {
-                "features__spec": {
-                    "default_mode": "one",
-                    "modes": {
-                        "one": {"args": ["--one"], "hardware": {"hopper": "unsupported"}},
-                        "two": {"args": ["--two"], "variants": ["fp8"]},
-                        "three": {"args": ["--three"], "hardware": {"b200": "unsupported"}},
-                    },
-                },
+                "features__spec__default_mode": "one",
+                "features__spec__modes__one": {"args": ["--one"], "hardware": {"hopper": "unsupported"}},
+                "features__spec__modes__two": {"args": ["--two"], "variants": ["fp8"]},
+                "features__spec__modes__three": {"args": ["--three"], "hardware": {"b200": "unsupported"}},
             },
-            {"tensor-parallel-size": 1, "three": True},
-            {"tensor-parallel-size": 1, "one": True},
+            tp(1) | {"three": True},
+            tp(1) | {"one": True},
         ),
-        (
-            {"features__spec__modes__one": {"args": ["--one"], "variants": ["fp8"]}},
-            {"tensor-parallel-size": 1},
-            {"tensor-parallel-size": 1},
-        ),
+        ({"features__spec__modes__one": {"args": ["--one"], "variants": ["fp8"]}}, tp(1), tp(1)),
         (
             {
                 "compatible_strategies": ["pd_cluster", "single_node_tp", "single_node_dep"],
                 "strategy_hardware__single_node_tp__hopper": "unsupported",
                 "default_strategy": "other",
             },
-            {"data-parallel-size": 8, "enable-expert-parallel": True},
-            {"tensor-parallel-size": 1},
+            EXPERTS,
+            tp(1),
         ),
-        (
-            {"model__base_args": ["--seed", "1", "", "--x"]},
-            {"tensor-parallel-size": 1, "x": True},
-            {"tensor-parallel-size": 1, "x": True},
-        ),
+        ({"model__base_args": ["--seed", "1", "", "--x"]}, tp(1) | {"x": True}, tp(1) | {"x": True}),
     ],
 )
 def test_yaml_is_put_together_by_gpu_type(changes: Document, h200: Document, b200: Document, tmp_path: Path) -> None:
@@ -167,19 +156,15 @@ def test_yaml_has_the_gpu_types_that_the_variant_is_meant_for(changes: Document,
     [
         ({"meta__tasks": ["omni", "text"]}, "meta.tasks", "an omni model"),
         ({"meta__tasks": ["embedding"]}, "meta.tasks", "an embedding model"),
-        ({"compatible_strategies": ["multi_node_tp"]}, None, "multi_node, a deployment on several nodes"),
-        (
-            {"default_strategy": "multi_node_tp", "compatible_strategies": ["multi_node_tp"]},
-            None,
-            "multi_node, a deployment on several nodes",
-        ),
+        ({"compatible_strategies": ["multi_node_tp"]}, None, SEVERAL),
+        ({"default_strategy": "multi_node_tp", "compatible_strategies": ["multi_node_tp"]}, None, SEVERAL),
         (
             {
                 "strategy_hardware__multi_node_tp__nvidia": "supported",
                 "strategy_hardware__single_node_tp__nvidia": "unsupported",
             },
             None,
-            "multi_node, a deployment on several nodes",
+            SEVERAL,
         ),
         ({"strategy_min_gpus": 16}, "strategy_min_gpus", "16 GPUs on one node of b200, which has 8"),
         ({"strategy_min_gpus__single_node_tp": 9}, "strategy_min_gpus.single_node_tp", "9 GPUs on one node"),
@@ -267,7 +252,6 @@ def test_images_that_the_yaml_names_are_reported(changes: Document, images: dict
 
 def test_json_of_yaml_that_cannot_be_put_together_is_used(tmp_path: Path) -> None:
     path = repository(tmp_path, model_document(compatible_strategies=["multi_node_tp"]))
-    (tmp_path / "api/Org/A-Model/hw").mkdir(parents=True)
     written(published_document("-ep", variant="default"), tmp_path / "api/Org/A-Model/hw")
     result = imported(path)
     assert result.recipe.gpu_types["h200"].server == {"enable-expert-parallel": True}
@@ -277,7 +261,6 @@ def test_json_of_yaml_that_cannot_be_put_together_is_used(tmp_path: Path) -> Non
 def test_json_of_another_variant_is_not_the_yamls(tmp_path: Path) -> None:
     """Where two recipes have a model of one name, the JSON by that name is only one's."""
     path = repository(tmp_path, model_document(variants__fp8__model_id="Org/Other"))
-    (tmp_path / "api/Org/Other/hw").mkdir(parents=True)
     written(published_document(variant="default"), tmp_path / "api/Org/Other/hw")
     assert "json" not in imported(path, "fp8").source
 
@@ -286,7 +269,6 @@ def test_of_a_folders_json_only_the_variants_own_is_the_yamls(tmp_path: Path) ->
     """Hardware that is too small for a variant has another one's command in its place."""
     path = repository(tmp_path, model_document(meta__hardware={"rtx_5090": "verified"}))
     folder = tmp_path / "api/Org/A-Model/hw"
-    folder.mkdir(parents=True)
     written(published_document("--seed", "1", "-tp", "1", variant="default"), folder)
     written(published_document(hardware="rtx_5090", variant="int4"), folder, "rtx_5090.json")
     result = imported(path)
@@ -299,16 +281,12 @@ def test_of_a_folders_json_only_the_variants_own_is_the_yamls(tmp_path: Path) ->
     ("changes", "vllm", "note"),
     [
         ({}, None, ""),
-        ({"model__min_vllm_version": "0.20.1"}, ">=0.20.1", ""),
-        ({"model__min_vllm_version": "0.20.1", "model__docker_image": "vllm/vllm-openai:v0.25.0"}, ">=0.20.1", ""),
+        ({OLDEST: "0.20.1"}, ">=0.20.1", ""),
+        ({OLDEST: "0.20.1", "model__docker_image": "vllm/vllm-openai:v0.25.0"}, ">=0.20.1", ""),
         ({"model__docker_image": "vllm/vllm-openai:v0.25.0"}, ">=0.25.0", ""),
-        ({"model__min_vllm_version": "0.20.1", "variants__default__min_vllm_version": "0.22"}, ">=0.22", ""),
-        ({"model__min_vllm_version": "nightly"}, None, "the YAML asks for vLLM nightly, which is no released version"),
-        (
-            {"model__min_vllm_version": "0.20.1, !=0.21"},
-            None,
-            "the YAML asks for vLLM 0.20.1, !=0.21, which is no released version",
-        ),
+        ({OLDEST: "0.20.1", "variants__default__min_vllm_version": "0.22"}, ">=0.22", ""),
+        ({OLDEST: "nightly"}, None, "the YAML asks for vLLM nightly, which is no released version"),
+        ({OLDEST: "0.20.1, !=0.21"}, None, "the YAML asks for vLLM 0.20.1, !=0.21, which is no released version"),
     ],
 )
 def test_the_oldest_vllm_is_the_variants_range(changes: Document, vllm: str | None, note: str, tmp_path: Path) -> None:
@@ -325,7 +303,7 @@ def test_keys_that_are_unknown_here_are_named(tmp_path: Path) -> None:
         "variants__other__kv_budget": 3,
         "features__tools__args": [],
         "features__tools__after": 4,
-        "strategy_overrides__single_node_tp__hint": 5,
+        f"{TP}__hint": 5,
     }
     result = imported(repository(tmp_path, model_document(**changes)))
     (note,) = (each for each in result.notes if "unknown here" in each)

@@ -54,11 +54,8 @@ def test_conversations_with_the_same_system_prompt_share_it(tmp_path: Path) -> N
     """By hand: the second chat's prompt has the 64 words of the system's, four whole blocks of 16."""
     both = [chat(("system", SYSTEM), ("user", "a b"), ("assistant", "c")) for _ in range(2)]
     of = made(tmp_path, [*both, chat(("system", "another"), ("user", "a b"), ("assistant", "c"))])
-    assert [row["prefix"][0] for row in sorted(rows(of), key=lambda row: str(row["prefix"][1]))] == [
-        ["system-0", 64],
-        ["system-0", 64],
-        ["system-1", 1],
-    ]
+    firsts = [row["prefix"][0] for row in sorted(rows(of), key=lambda row: str(row["prefix"][1]))]
+    assert firsts == [["system-0", 64], ["system-0", 64], ["system-1", 1]]
     (tmp_path / "trace.jsonl").write_text(of.body)
     assert read_trace(tmp_path / "trace.jsonl").trace.shared_tok == 64
 
@@ -137,14 +134,10 @@ def test_a_message_that_is_too_long_is_refused(tmp_path: Path) -> None:
         make_chats(path, lambda texts: [10_000_001] * len(texts), Pace(1.0, 1.0))
 
 
+KEYS = st.sampled_from(["conversations", "messages", "from", "role", "value", "content", "x"])
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["conversations", "messages", "from", "role", "value", "content", "x"]), inner, max_size=3
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=12,
 )
 

@@ -1,1 +1,1 @@
-"""Kinds of engine, one file for each; `engine.kind` lists them."""
+"""Kinds of engine, one file for each; `registry` lists them."""

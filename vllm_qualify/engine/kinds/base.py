@@ -9,30 +9,18 @@ from typing import Literal, NamedTuple
 import yaml
 from pydantic import JsonValue
 
-from vllm_qualify.engine.failure import Sign
+from vllm_qualify.engine.failure.signs import Sign
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 # The share of what prompts do not have in common that may hit a prefix cache all the same.
 HITS_ALLOWED = 0.01
 
-CounterName = Literal[
-    "running",
-    "waiting",
-    "kv_cache_usage",
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "reused_blocks",
-    "missed_blocks",
-    "prompt_tokens",
-    "generation_tokens",
-    "drafts",
-    "draft_tokens",
-    "accepted_tokens",
-    "accepted_tokens_per_position",
-    "succeeded",
-]
-"""What a server may report on its metrics page. The first three are gauges; the third of them is a share."""
+_Gauge = Literal["running", "waiting", "kv_cache_usage"]
+_OfCache = Literal["preemptions", "prefix_queries", "prefix_hits", "reused_blocks", "missed_blocks"]
+_OfTokens = Literal["prompt_tokens", "generation_tokens"]
+_OfDrafts = Literal["drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position"]
+CounterName = Literal[_Gauge, _OfCache, _OfTokens, _OfDrafts, "succeeded"]
+"""What a server may report on its metrics page. The third gauge is a share."""
 
 Totals = Mapping[str, float]
 """A metrics page's counters by name (ending in `_total`), each summed over its labels."""
@@ -98,100 +86,62 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True)
 class StartLog:
-    """How to find the parts of a start in a kind's log: patterns, each matched against the message of a line.
+    """How to find the parts of a start in a kind's log: patterns, each matched against the message of a line."""
 
-    - `line` matches a line, with the groups `process`, `h`, `min`, `s` and `message`.
-    - Patterns with a group `s`, in seconds: `loaded` is all of loading the weights; `read` is only reading them, for logs
-      without `loaded`. `compiled` is the compilation of one model, `compiled_so_far` of all models until then. `captured` is
-      the capture of CUDA graphs.
-    - `begins`: loading the weights begins. `warms_up` and `warmed_up` enclose the compilation, for logs without its seconds.
-    - `from_cache`, `anew`: compiled code came from a cache, or was compiled anew. `eager`: `eager_option` forbids to compile.
-    - `kv_tokens`, with a group `tokens`, and `kv_concurrency`, with a group `times`, give the size of the KV cache.
-    """
-
-    line: re.Pattern[str]
-    begins: re.Pattern[str]
-    loaded: re.Pattern[str]
-    read: re.Pattern[str]
-    compiled: re.Pattern[str]
-    compiled_so_far: re.Pattern[str]
-    warms_up: re.Pattern[str]
-    warmed_up: re.Pattern[str]
-    captured: re.Pattern[str]
-    from_cache: re.Pattern[str]
-    anew: re.Pattern[str]
-    eager: re.Pattern[str]
-    eager_option: str
-    kv_tokens: re.Pattern[str]
-    kv_concurrency: re.Pattern[str]
+    line: re.Pattern[str]  # a line, with the groups `process`, `h`, `min`, `s` and `message`
+    begins: re.Pattern[str]  # loading the weights begins
+    loaded: re.Pattern[str]  # all of loading the weights took `s` seconds
+    read: re.Pattern[str]  # reading the weights took `s` seconds, for logs without `loaded`
+    compiled: re.Pattern[str]  # compiling one model took `s` seconds
+    compiled_so_far: re.Pattern[str]  # compiling all models until then took `s` seconds
+    warms_up: re.Pattern[str]  # the compilation begins, for logs without its seconds
+    warmed_up: re.Pattern[str]  # the compilation has ended, for logs without its seconds
+    captured: re.Pattern[str]  # capturing CUDA graphs took `s` seconds
+    from_cache: re.Pattern[str]  # compiled code came from a cache
+    anew: re.Pattern[str]  # code was compiled anew
+    eager: re.Pattern[str]  # nothing is compiled, as `eager_option` says
+    eager_option: str  # the server option that forbids to compile
+    kv_tokens: re.Pattern[str]  # the KV cache has room for `tokens` tokens
+    kv_concurrency: re.Pattern[str]  # the KV cache has room for `times` requests of the longest kind
 
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One kind of engine.
-
-    About the engine:
-
-    - `title` is its name for people. `package` is the distribution that has its version, which is at least `least_version`.
-    - With `needs_image` it is served only from an image. Without `has_client` its image cannot run `vllm bench serve`. With
-      `has_tables` the catalog has a table of what each version knows.
-
-    About its options:
-
-    - The product of the `parallel` options is the number of GPUs. `concurrency` is the option for how many requests it runs at
-      once. `trust_remote_code` and `speculative` are the options with that meaning.
-    - `repositories` are the options that may name a repository of the hub, and that can be pinned to a commit; `unpinned` are
-      those that can not. `files` are further options that may name a file which shapes replies. With `pins_draft` the mapping
-      of `speculative` takes a draft model's commit as `revision`.
-    - `config` makes the config file's content from the recipe's options, and `text` writes it as text. `arguments` gives what
-      follows the image in `docker run`, for a config file at the given path.
-
-    About what it reports while it runs:
-
-    - `metrics_path` is the path of its counters for Prometheus. `counters` has the names that each counter has had, newest
-      first and without `_total`. This kind does not report the other counters.
-    - With `scores_prompts` it gives the log-likelihood of each token of a prompt, and the ids of a text's tokens, as vLLM does.
-    - `load_problems` says, from the counters, why a load's repeat does not count. `hit_share` gives the share of a repeat's
-      prompts that its prefix cache had, in tokens or in blocks, as it counts; None if it has no such cache.
-    - `queue_remedy` is what to do if requests wait although the server has room for them.
-    - `start_log` finds the parts of a start in its log; None if they are not read.
-    - `identities` gives what it says in its log that it serves, once for each of its processes that says so; None if its log
-      does not say it.
-    - `failures` are signs in its log besides those that all kinds share; they come before those.
-    - With `is_held_to_contract` its servers are asked for the API's contract, unless a recipe says otherwise. `not_offered` are
-      the checks of it that it cannot meet, each with the reason.
-    """
+    """One kind of engine: the engine, its options, and what it reports while it runs."""
 
     name: EngineName
-    title: str
-    package: str
+    title: str  # its name for people
+    package: str  # the Python distribution that has its version
     example_image: str
-    parallel: tuple[str, ...]
-    concurrency: str
+    parallel: tuple[str, ...]  # the options whose product is the number of GPUs
+    concurrency: str  # the option for how many requests it runs at once
     trust_remote_code: str
-    speculative: str
-    repositories: tuple[str, ...]
-    unpinned: tuple[str, ...]
-    files: tuple[str, ...]
-    metrics_path: str
+    speculative: str  # the option for speculative decoding
+    repositories: tuple[str, ...]  # the options that may name a repository of the hub, and that can be pinned to a commit
+    unpinned: tuple[str, ...]  # the options that may name a repository of the hub, and that can not be pinned
+    files: tuple[str, ...]  # further options that may name a file which shapes replies
+    metrics_path: str  # the path of its counters for Prometheus
     counters: Mapping[CounterName, tuple[str, ...]]
-    load_problems: Callable[[Counted, Conditions], list[str]]
+    """The names that each counter has had, newest first and without `_total`. This kind does not report the other counters."""
+    load_problems: Callable[[Counted, Conditions], list[str]]  # says, from the counters, why a load's repeat does not count
     hit_share: Callable[[Counted], float | None]
-    config: Callable[[ServedModel, ServerArguments], ServerArguments]
-    text: Callable[[ServerArguments], str]
-    arguments: Callable[[ServedModel, str], list[str]]
-    queue_remedy: str = "use more GPUs"
+    """The share of a repeat's prompts that its prefix cache had, in tokens or in blocks; None if it has no such cache."""
+    config: Callable[[ServedModel, ServerArguments], ServerArguments]  # makes the config file's content of the recipe's options
+    text: Callable[[ServerArguments], str]  # writes the config file's content as text
+    arguments: Callable[[ServedModel, str], list[str]]  # what follows the image in `docker run`, for a config file at this path
+    queue_remedy: str = "use more GPUs"  # what to do if requests wait although the server has room for them
     least_version: str | None = None
-    pins_draft: bool = False
-    needs_image: bool = True
-    has_client: bool = False
-    scores_prompts: bool = False
-    has_tables: bool = False
-    start_log: StartLog | None = None
+    pins_draft: bool = False  # whether the mapping of `speculative` takes a draft model's commit as `revision`
+    needs_image: bool = True  # whether it is served only from an image
+    has_client: bool = False  # whether its image can run `vllm bench serve`
+    scores_prompts: bool = False  # whether it gives each prompt token's log-likelihood, and a text's token ids, as vLLM does
+    has_tables: bool = False  # whether the catalog has a table of what each version knows
+    start_log: StartLog | None = None  # finds the parts of a start in its log; None if they are not read
     identities: Callable[[str], list[Identity]] | None = None
-    failures: tuple[Sign, ...] = ()
-    is_held_to_contract: bool = False
-    not_offered: Mapping[str, str] = field(default_factory=dict)
+    """Finds in its log what each of its processes says that it serves; None if its log does not say it."""
+    failures: tuple[Sign, ...] = ()  # signs in its log that come before those that all kinds share
+    is_held_to_contract: bool = False  # whether its servers are asked for the API's contract, unless a recipe says otherwise
+    not_offered: Mapping[str, str] = field(default_factory=dict)  # contract checks that it cannot meet, each with the reason
 
     @property
     def tells_its_queue(self) -> bool:
@@ -231,7 +181,7 @@ def plain_text(config: ServerArguments) -> str:
     return yaml.safe_dump(config, width=math.inf)
 
 
-def setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
+def inner_setting(arguments: ServerArguments, section: str, name: str, default: JsonValue) -> JsonValue:
     """An option inside an option, such as `kv_cache_config.enable_block_reuse`."""
     settings = arguments.get(section)
     return settings.get(name, default) if isinstance(settings, dict) else default

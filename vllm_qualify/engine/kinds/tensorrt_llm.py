@@ -1,6 +1,6 @@
 """TensorRT-LLM, by `trtllm-serve` in NVIDIA's image."""
 
-from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, hit_problem, plain_text, setting
+from vllm_qualify.engine.kinds.base import Conditions, Counted, EngineKind, ServedModel, hit_problem, inner_setting, plain_text
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 TENSORRT_LLM: EngineName = "tensorrt-llm"
@@ -10,13 +10,13 @@ FLAT_ERRORS = "its errors are not in an object named `error`, as OpenAI's are"
 BLOCK_REUSE_REMEDY = "set enable_block_reuse to false in kv_cache_config"
 
 
-def _config(_served: ServedModel, options: ServerArguments) -> ServerArguments:
+def _make_config(_served: ServedModel, options: ServerArguments) -> ServerArguments:
     # Without these options /prometheus/metrics is missing, or lacks the counts of the KV cache's blocks.
     counted: ServerArguments = {"return_perf_metrics": True, "enable_iter_perf_stats": True}
     return counted | options
 
 
-def _arguments(served: ServedModel, config: str) -> list[str]:
+def _server_arguments(served: ServedModel, config: str) -> list[str]:
     """The config file holds arguments of its LLM class; the address and the model's name are options of the server."""
     return [
         *("trtllm-serve", "serve", served.model),
@@ -34,13 +34,12 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
     if missing := counted.missing([succeeded]):
         return missing
     problems = []
-    answered = counted.gained(succeeded)
-    if not answered >= under.num_prompts:
+    if not (answered := counted.gained(succeeded)) >= under.num_prompts:
         problems.append(f"the server counts {answered:.0f} requests of {under.num_prompts}")
-    policy = setting(under.arguments, "scheduler_config", "capacity_scheduler_policy", NO_EVICTION)
+    policy = inner_setting(under.arguments, "scheduler_config", "capacity_scheduler_policy", NO_EVICTION)
     if policy != NO_EVICTION:
         problems.append(f"under {policy} the server may pause requests, which it does not count: use {NO_EVICTION}")
-    if setting(under.arguments, "kv_cache_config", "enable_block_reuse", True) is False:
+    if inner_setting(under.arguments, "kv_cache_config", "enable_block_reuse", True) is False:
         return problems
     hits, misses = counted.gained(reused), counted.gained(missed)
     if not misses > 0:
@@ -87,7 +86,7 @@ KIND = EngineKind(
         "contract_vision_broken": FLAT_ERRORS,
         "contract_hang_up": "its metrics page does not count the requests that run",
     },
-    config=_config,
+    config=_make_config,
     text=plain_text,
-    arguments=_arguments,
+    arguments=_server_arguments,
 )

@@ -4,19 +4,8 @@ import ast
 import json
 import re
 
-from pydantic import JsonValue
-
-from vllm_qualify.engine.kinds.base import (
-    IDENTITY,
-    Conditions,
-    Counted,
-    EngineKind,
-    Identity,
-    ServedModel,
-    StartLog,
-    hit_problem,
-    plain_text,
-)
+from vllm_qualify.engine.kinds import base
+from vllm_qualify.engine.kinds.base import IDENTITY, Conditions, Counted, EngineKind, Identity, ServedModel, StartLog
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 
@@ -29,7 +18,7 @@ PREEMPTION_REMEDY = (
 _WITHOUT_HITS = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
 
 
-def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
+def _make_config(served: ServedModel, options: ServerArguments) -> ServerArguments:
     ours: ServerArguments = {
         "model": served.model,
         "served-model-name": [served.name, *served.aliases],
@@ -40,22 +29,18 @@ def _config(served: ServedModel, options: ServerArguments) -> ServerArguments:
     return ours | {name: commit for name, commit in commits.items() if commit} | options
 
 
-def _text(config: ServerArguments) -> str:
+def _write_config(config: ServerArguments) -> str:
     """Write a mapping as the JSON text that its option takes: vLLM before 0.16 would give the option Python's form of it.
 
     A false flag is written by its opposite name: older versions ignore a flag that is false, and use their default.
     """
-    return plain_text(dict(_entry(name, value) for name, value in config.items()))
-
-
-def _entry(name: str, value: JsonValue) -> tuple[str, JsonValue]:
-    if value is False:
-        return (name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"), True
-    return name, json.dumps(value) if isinstance(value, dict) else value
-
-
-def _arguments(_served: ServedModel, config: str) -> list[str]:
-    return ["--config", config]
+    written: ServerArguments = {}
+    for name, value in config.items():
+        if value is False:
+            written[name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"] = True
+        else:
+            written[name] = json.dumps(value) if isinstance(value, dict) else value
+    return base.plain_text(written)
 
 
 def _load_problems(counted: Counted, under: Conditions) -> list[str]:
@@ -64,18 +49,16 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
     of_cache = {queries, hits} & (counted.before.keys() | counted.after.keys())
     if missing := counted.missing({preemptions} | of_cache):
         return missing
-    preempted = _preemption_problems(counted.gained(preemptions))
+    problems = []
+    if preempted := counted.gained(preemptions):
+        problems.append(f"{preempted:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}")
     hit, asked = counted.gained(hits), counted.gained(queries)
-    problem = hit_problem(f"{hit:.0f} of {asked:.0f} prefix-cache queries hit", hit, asked, under, _WITHOUT_HITS)
-    return [*preempted, *([problem] if problem else [])]
+    problem = base.hit_problem(f"{hit:.0f} of {asked:.0f} prefix-cache queries hit", hit, asked, under, _WITHOUT_HITS)
+    return [*problems, *([problem] if problem else [])]
 
 
 def _hit_share(counted: Counted) -> float | None:
     return counted.share(KIND.total("prefix_hits"), KIND.total("prefix_queries"))
-
-
-def _preemption_problems(gained: float) -> list[str]:
-    return [f"{gained:.0f} preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"] if gained else []
 
 
 # Bounded, like every number in a log: it must not take long to match, or be too large for a number.
@@ -120,13 +103,13 @@ _SERVES = re.compile(
 )
 
 
-def _identities(log: str) -> list[Identity]:
+def _find_identities(log: str) -> list[Identity]:
     lines = (START_LOG.line.match(line) for line in log.splitlines())
     matches = (_SERVES.match(line["message"]) for line in lines if line)
-    return [{name: _unquoted(match[name]) for name in IDENTITY} for match in matches if match]
+    return [{name: _unquote(match[name]) for name in IDENTITY} for match in matches if match]
 
 
-def _unquoted(written: str | None) -> str | None:
+def _unquote(written: str | None) -> str | None:
     if written in (None, "None"):
         return None
     return str(ast.literal_eval(written)) if written[:1] in "'\"" else written
@@ -169,11 +152,11 @@ KIND = EngineKind(
     },
     load_problems=_load_problems,
     hit_share=_hit_share,
-    config=_config,
-    text=_text,
-    arguments=_arguments,
+    config=_make_config,
+    text=_write_config,
+    arguments=lambda _served, config: ["--config", config],
     queue_remedy="raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs",
     start_log=START_LOG,
-    identities=_identities,
+    identities=_find_identities,
     is_held_to_contract=True,
 )

@@ -11,17 +11,8 @@ from typing import NamedTuple, Protocol
 from vllm_qualify.engine.environment import EngineIdentity
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.running import Leftover, Running
+from vllm_qualify.engine.process import Leftover, Running
 from vllm_qualify.engine.server import Client, Engine, Labels, ServerPlan, Starting
-
-
-class Launched(NamedTuple):
-    """A server that was launched. `url` is its address from here; `command` is what a person would type to start it."""
-
-    url: str
-    process: Running
-    command: list[str]
-    client: Client
 
 
 class Script(NamedTuple):
@@ -49,7 +40,7 @@ class Launcher(Protocol):
 
     # --- the engine
 
-    def named(self, image: str | None, gpu_type: str) -> Engine:
+    def name_engine(self, image: str | None, gpu_type: str) -> Engine:
         """The engine for hosts of a GPU type, from its name alone, without asking a registry."""
 
     def find(self, image: str | None, option: str) -> Engine:
@@ -75,7 +66,7 @@ class Launcher(Protocol):
 
     # --- the server
 
-    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> AbstractContextManager[Launched]:
+    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> AbstractContextManager[Starting]:
         """Run the server within the block, its config file and its log in `folder`. Nothing of it is left after the block.
 
         The client that it yields runs beside the server. `labels` name the run and the cell.
@@ -111,13 +102,13 @@ class Launcher(Protocol):
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
         """Copy a file of its results folder to `into`, if it exists."""
 
-    def shown(self, client: Client, command: list[str]) -> list[str]:
+    def typed_command(self, client: Client, command: list[str]) -> list[str]:
         """A client's command as a person would type it on this machine."""
 
     # --- after a kill
 
-    def leftovers(self, place: str = "check") -> list[Leftover]:
+    def leftovers(self) -> list[Leftover]:
         """What killed runs of this machine left running."""
 
-    def remove_leftovers(self, place: str = "check") -> list[Leftover]:
+    def remove_leftovers(self) -> list[Leftover]:
         """Remove what killed runs left running, and return what it was."""

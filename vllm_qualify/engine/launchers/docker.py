@@ -1,39 +1,24 @@
 """Servers in containers of this machine's Docker Engine."""
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_qualify.engine import container
 from vllm_qualify.engine import image as images
-from vllm_qualify.engine.container import SERVED_PORT, ContainerPlan
-from vllm_qualify.engine.docker_host import platform_here
+from vllm_qualify.engine import server as served
+from vllm_qualify.engine.containers.host import platform_here
+from vllm_qualify.engine.containers.leftovers import find_leftovers, remove_leftovers
+from vllm_qualify.engine.containers.plan import SERVED_PORT, ContainerPlan, command_line, shell_command
+from vllm_qualify.engine.containers.run import copy_file_out, put_file, run_once, running_command, running_container
 from vllm_qualify.engine.environment import EngineIdentity
-from vllm_qualify.engine.gpu import NVIDIA_SMI_QUERY, Fingerprint, detect, fingerprint_of, parse_nvidia_smi
+from vllm_qualify.engine.gpu import Fingerprint, detect, fingerprint_of
+from vllm_qualify.engine.gpu_reading import NVIDIA_SMI_QUERY, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launchers.base import Launched, Script
-from vllm_qualify.engine.running import Leftover, Running
-from vllm_qualify.engine.server import (
-    CONFIG_FILE,
-    HF_HOME_INSIDE,
-    HOST,
-    LOG,
-    OFFLINE,
-    RESULTS_INSIDE,
-    STAGE,
-    Client,
-    Engine,
-    Labels,
-    ServerPlan,
-    Starting,
-    container_environment,
-    container_labels,
-    container_name,
-    container_of,
-    model_binds,
-    statistics_off,
-)
+from vllm_qualify.engine.launchers.base import Script
+from vllm_qualify.engine.process import Leftover, Running
+from vllm_qualify.engine.server import HOST, STAGE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.gpu_types import SUPERCHIPS
 from vllm_qualify.recipe.serving import VLLM
@@ -47,17 +32,17 @@ class DockerLauncher:
 
     from_image = True
 
-    def named(self, image: str | None, gpu_type: str) -> Engine:
+    def name_engine(self, image: str | None, gpu_type: str) -> Engine:
         return images.parse_reference(image or "", "linux/arm64" if gpu_type in SUPERCHIPS else platform_here())
 
     def find(self, image: str | None, option: str) -> Engine:
         return images.resolve(image or "", option)
 
     def pull(self, engine: Engine, progress: Callable[[str], None]) -> float | None:
-        return images.pull(_image(engine), progress)
+        return images.pull(_as_image(engine), progress)
 
     def identity(self, engine: Engine) -> EngineIdentity:
-        return _image(engine).identity()
+        return _as_image(engine).identity()
 
     def tag_for_deployment(self, engine: EngineImage) -> str | None:
         return images.tag_for_deployment(engine) if self.identity(engine).kind == VLLM else None
@@ -65,28 +50,28 @@ class DockerLauncher:
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
         """Its GPUs by NVML here, else by `nvidia-smi` in a container of the image; without GPUs its CPU."""
         detected = detect(gpu_type)
-        listed = None if gpu_type == "cpu" or detected.gpu_type != "cpu" else _nvidia_smi(_image(engine))
+        listed = None if gpu_type == "cpu" or detected.gpu_type != "cpu" else _run_nvidia_smi(_as_image(engine))
         machine = detected if listed is None else fingerprint_of(parse_nvidia_smi(listed), gpu_type)
         return machine.model_copy(update={"confined": True})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""
-        image = _image(engine)
-        binds = {bind for server in script.servers for bind in model_binds(server)}
+        image = _as_image(engine)
+        binds = {bind for server in script.servers for bind in served.model_binds(server)}
         plan = ContainerPlan(
             image=image.pinned,
             platform=image.platform,
             entrypoint="python3",
             arguments=["-I", "-c", script.file.read_text(), script.question],
-            environment={"HF_HOME": HF_HOME_INSIDE} | OFFLINE | statistics_off(),
+            environment={"HF_HOME": served.HF_HOME_INSIDE} | served.OFFLINE | served.STATISTICS_OFF,
             binds=sorted(binds, key=str),
         )
-        return container.run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)
+        return run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)
 
     @contextmanager
-    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
-        planned = container_of(plan, folder / CONFIG_FILE, port, labels)
-        with container.running(planned, folder / LOG, STAGE) as process:
+    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Starting]:
+        planned, launched_at = served.container_of(plan, folder / served.CONFIG_FILE, port, labels), time.monotonic()
+        with running_container(planned, folder / served.LOG, STAGE) as process:
             client = Client(
                 launcher=plan.engine.launcher,
                 runs_in=process.container_id,
@@ -96,7 +81,8 @@ class DockerLauncher:
                 model=plan.served_from,
                 trust_remote_code=plan.trust_remote_code,
             )
-            yield Launched(f"http://{HOST}:{port}", process, container.command_line(planned), client)
+            url, command = f"http://{HOST}:{port}", command_line(planned)
+            yield Starting(url=url, process=process, command=command, client=client, launched_at=launched_at)
 
     @contextmanager
     def client_in(
@@ -104,34 +90,34 @@ class DockerLauncher:
     ) -> Iterator[Client]:
         """It runs in the server's network."""
         planned = ContainerPlan(
-            name=container_name(labels, "client"),
+            name=served.container_name(labels, "client"),
             image=image.pinned,
             platform=image.platform,
             entrypoint="sleep",
             arguments=["infinity"],
-            environment=container_environment(plan),
-            binds=model_binds(plan),
-            labels=container_labels(labels, "client"),
+            environment=served.container_environment(plan),
+            binds=served.model_binds(plan),
+            labels=served.container_labels(labels, "client"),
             network=f"container:{server.client.runs_in}",
         )
-        with container.running(planned, folder / "client.log", "load") as process:
+        with running_container(planned, folder / "client.log", "load") as process:
             yield server.client.model_copy(update={"runs_in": process.container_id})
 
     def shell_command(self, plan: ServerPlan, config: Path, port: int, labels: Labels) -> str:
-        return container.shell_command(container_of(plan, config, port, labels))
+        return shell_command(served.container_of(plan, config, port, labels))
 
     @contextmanager
     def letter_box(self, client: Client) -> Iterator[str]:
         """It is removed with its container."""
-        yield f"{RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
+        yield f"{served.RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
 
     @contextmanager
     def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
-        with container.executing(client.runs_in, command, log, place) as process:
+        with running_command(client.runs_in, command, log, place) as process:
             yield process
 
     def put(self, client: Client, file: str, body: bytes, place: str) -> None:
-        container.put(client.runs_in, file, body, place)
+        put_file(client.runs_in, file, body, place)
 
     def give(self, client: Client, file: Path, folder: str, place: str) -> str:
         there = f"{folder}/given/{file.name}"
@@ -139,33 +125,33 @@ class DockerLauncher:
         return there
 
     def results_folder(self, client: Client, letter_box: str) -> str:
-        return RESULTS_INSIDE
+        return served.RESULTS_INSIDE
 
     def fetch(self, client: Client, file: str, into: Path, place: str) -> None:
-        container.copy_out(client.runs_in, file, into, place)
+        copy_file_out(client.runs_in, file, into, place)
 
-    def shown(self, client: Client, command: list[str]) -> list[str]:
+    def typed_command(self, client: Client, command: list[str]) -> list[str]:
         return ["docker", "exec", client.runs_in[:12], *command]
 
-    def leftovers(self, place: str = "check") -> list[Leftover]:
-        return container.leftovers(place)
+    def leftovers(self) -> list[Leftover]:
+        return find_leftovers()
 
-    def remove_leftovers(self, place: str = "check") -> list[Leftover]:
-        return container.remove_leftovers(place)
+    def remove_leftovers(self) -> list[Leftover]:
+        return remove_leftovers()
 
 
-def _image(engine: Engine) -> EngineImage:
+def _as_image(engine: Engine) -> EngineImage:
     assert isinstance(engine, EngineImage)  # noqa: S101  (its `launcher` says so)
     return engine
 
 
-def _nvidia_smi(engine: EngineImage) -> str | None:
+def _run_nvidia_smi(engine: EngineImage) -> str | None:
     """The output of `nvidia-smi` in a container; None if Docker Engine has no GPU to give."""
     plan = ContainerPlan(
         image=engine.pinned, platform=engine.platform, entrypoint="nvidia-smi", arguments=NVIDIA_SMI_QUERY, gpus="all"
     )
     try:
-        return container.run_once(plan, "check", SMI_TELLS)
+        return run_once(plan, "check", SMI_TELLS)
     except HostError as error:
         if error.kind == "no-gpu-in-docker":
             return None

@@ -1,20 +1,20 @@
 """Servers as processes of this machine, from an engine environment, each under a guard."""
 
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vllm_qualify.engine.confine import can_confine
-from vllm_qualify.engine.confinement import confined, folders_of
+from vllm_qualify.engine.confinement import confining_process, folders_of
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import VISIBLE, Fingerprint, detect
 from vllm_qualify.engine.image import EngineImage
-from vllm_qualify.engine.launchers.base import Launched, Script
+from vllm_qualify.engine.landlock import can_confine
+from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.letter_box import copy_plain, write_plain
-from vllm_qualify.engine.process import guarded, text_of, wait_for
-from vllm_qualify.engine.running import Leftover, Running
+from vllm_qualify.engine.process import Leftover, Running, running_guarded, text_of, wait_for
 from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import CallerError, writing
 
@@ -24,7 +24,7 @@ class ProcessLauncher:
 
     from_image = False
 
-    def named(self, image: str | None, gpu_type: str) -> Engine:
+    def name_engine(self, image: str | None, gpu_type: str) -> Engine:
         return find_engine()
 
     def find(self, image: str | None, option: str) -> Engine:
@@ -34,7 +34,7 @@ class ProcessLauncher:
         """Nothing to pull: the environment is here."""
 
     def identity(self, engine: Engine) -> EngineIdentity:
-        return _environment(engine).identity()
+        return _as_environment(engine).identity()
 
     def tag_for_deployment(self, engine: EngineImage) -> None:
         """There is no image to tag."""
@@ -43,12 +43,12 @@ class ProcessLauncher:
         return detect(gpu_type).model_copy(update={"confined": can_confine()})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
-        python, answered = _environment(engine).python, "answer.json"
+        python, answered = _as_environment(engine).python, "answer.json"
         with ExitStack() as stack:
             # The guard's own files are not where the script may write.
             folder, box = (Path(stack.enter_context(TemporaryDirectory(prefix="vllm-qualify-probe-"))) for _ in range(2))
             confinement = stack.enter_context(
-                confined(
+                confining_process(
                     OFFLINE,
                     named=[path for server in script.servers for path in server.local_paths],
                     readable=[*folders_of(python), script.file],
@@ -58,24 +58,23 @@ class ProcessLauncher:
             )
             command = [str(python), "-I", str(script.file), script.question, str(box / answered)]
             log = folder / "probe.log"
-            process = stack.enter_context(guarded(command, confinement.environment, log, rules=confinement.rules))
+            process = stack.enter_context(running_guarded(command, confinement.environment, log, rules=confinement.rules))
             wait_for(process, script.time_limit_s, check, script.what)
             copy_plain(box / answered, folder / answered)
             return (folder / answered).read_text() if (folder / answered).exists() else text_of(process.log)
 
     @contextmanager
-    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Launched]:
-        engine = _environment(plan.engine)
-        command = process_command(engine, folder / CONFIG_FILE)
-        url = f"http://{HOST}:{port}"
+    def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Starting]:
+        engine, launched_at = _as_environment(plan.engine), time.monotonic()
+        command, url = process_command(engine, folder / CONFIG_FILE), f"http://{HOST}:{port}"
         with (
-            confined(
+            confining_process(
                 process_environment(plan),
                 named=plan.local_paths,
                 readable=[*folders_of(engine.python), folder / CONFIG_FILE],
                 is_trusting=plan.trust_remote_code,
             ) as confinement,
-            guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
+            running_guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
         ):
             client = Client(
                 program=str(engine.vllm),
@@ -85,7 +84,7 @@ class ProcessLauncher:
                 trust_remote_code=plan.trust_remote_code,
                 paths=plan.local_paths,
             )
-            yield Launched(url, process, command, client)
+            yield Starting(url=url, process=process, command=command, client=client, launched_at=launched_at)
 
     def client_in(
         self, image: EngineImage, plan: ServerPlan, server: Starting, folder: Path, labels: Labels
@@ -94,25 +93,23 @@ class ProcessLauncher:
 
     def shell_command(self, plan: ServerPlan, config: Path, port: int, labels: Labels) -> str:
         environment = [f"{name}={value}" for name, value in process_environment(plan).items()]
-        command = process_command(_environment(plan.engine), config)
+        command = process_command(_as_environment(plan.engine), config)
         return shlex.join([*(["env", *environment] if environment else []), *command])
 
-    @contextmanager
-    def letter_box(self, client: Client) -> Iterator[str]:
-        with TemporaryDirectory(prefix="vllm-qualify-bench-") as folder:
-            yield folder
+    def letter_box(self, client: Client) -> AbstractContextManager[str]:
+        return TemporaryDirectory(prefix="vllm-qualify-bench-")
 
     @contextmanager
     def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
         with (
-            confined(
+            confining_process(
                 OFFLINE,
                 named=client.paths,
                 readable=folders_of(Path(client.python)),
                 writable=[Path(letter_box)],
                 is_trusting=client.trust_remote_code,
             ) as confinement,
-            guarded(command, confinement.environment, log, rules=confinement.rules) as process,
+            running_guarded(command, confinement.environment, log, rules=confinement.rules) as process,
         ):
             yield process
 
@@ -132,13 +129,13 @@ class ProcessLauncher:
         with writing(str(into)):
             copy_plain(Path(file), into)
 
-    def shown(self, client: Client, command: list[str]) -> list[str]:
+    def typed_command(self, client: Client, command: list[str]) -> list[str]:
         return command
 
-    def leftovers(self, place: str = "check") -> list[Leftover]:
+    def leftovers(self) -> list[Leftover]:
         return []
 
-    def remove_leftovers(self, place: str = "check") -> list[Leftover]:
+    def remove_leftovers(self) -> list[Leftover]:
         return []
 
 
@@ -153,6 +150,6 @@ def process_environment(plan: ServerPlan) -> dict[str, str]:
     return (chosen if plan.gpus else {}) | OFFLINE | plan.environment
 
 
-def _environment(engine: Engine) -> EngineEnvironment:
+def _as_environment(engine: Engine) -> EngineEnvironment:
     assert isinstance(engine, EngineEnvironment)  # noqa: S101  (its `launcher` says so)
     return engine

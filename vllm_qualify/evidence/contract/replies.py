@@ -1,15 +1,11 @@
 """What replies must look like: the parts of OpenAI's forms that the checks read. Other fields are not looked at."""
 
-from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from vllm_qualify.evidence.contract.exchange import Exchange
-
 # How much of a reply a sentence shows.
 SHOWN = 120
-EVENT, DONE = "data:", "[DONE]"
 
 
 class BrokenError(Exception):
@@ -20,16 +16,62 @@ class MissingError(Exception):
     """There is no reply to judge by; the text says why."""
 
 
+def need(holds: object, sentence: str) -> None:
+    """Raises BrokenError with the sentence if it does not hold."""
+    if not holds:
+        raise BrokenError(sentence)
+
+
+def shorten(text: str) -> str:
+    """The begin of a text, in quotes."""
+    return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
+
+
 class Form(BaseModel):
     """A part of a reply. Nothing is converted: a number as text is wrong."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
+F = TypeVar("F", bound=Form)
+
+
+def parse_form(name: str, text: str, form: type[F]) -> F:
+    """A text in a form. Raises BrokenError if it has another one."""
+    try:
+        return form.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise BrokenError(f"the reply to '{name}' has another form: {place}: {first['msg']}: {shorten(text)}") from error
+
+
+class Card(Form):
+    id: str
+    max_model_len: int | None = None
+
+
+class Models(Form):
+    object: Literal["list"]
+    data: list[Card]
+
+
+class Fault(Form):
+    message: str = Field(min_length=1)
+    type: str
+
+
+class Refusal(Form):
+    error: Fault
+
+
 class Usage(Form):
     prompt_tokens: int = Field(ge=1)
     completion_tokens: int = Field(ge=0)
     total_tokens: int
+
+
+# --- completions
 
 
 class Likelihoods(Form):
@@ -64,98 +106,126 @@ class Chunk(Form):
     usage: Usage | None = None
 
 
-class Card(Form):
+# --- chats
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+class Function(Form):
+    name: str = Field(min_length=1)
+    arguments: str
+
+
+class ToolCall(Form):
+    id: str = Field(min_length=1)
+    type: Literal["function"]
+    function: Function
+
+
+class Message(Form):
+    """vLLM had its thoughts as `reasoning_content` before they were `reasoning`; TensorRT-LLM still has."""
+
+    role: Literal["assistant"]
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Form):
+    index: int
+    message: Message
+    finish_reason: Reason
+
+
+class Chat(Form):
+    object: Literal["chat.completion"]
+    model: str
+    choices: list[ChatChoice] = Field(min_length=1)
+    usage: Usage
+
+
+class FunctionPiece(Form):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPiece(Form):
+    index: int
+    id: str | None = None
+    function: FunctionPiece | None = None
+
+
+class Piece(Form):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallPiece] | None = None
+
+
+class ChatChunkChoice(Form):
+    index: int
+    delta: Piece
+    finish_reason: Reason | None = None
+
+
+class ChatChunk(Form):
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class Call(NamedTuple):
+    """A call of a tool."""
+
     id: str
-    max_model_len: int | None = None
+    name: str
+    arguments: str
 
 
-class Models(Form):
-    object: Literal["list"]
-    data: list[Card]
+class Spoken(NamedTuple):
+    """A chat's reply, at once or in pieces: thoughts, content, calls, why it ended, and the tokens' counts if known."""
+
+    reasoning: str
+    content: str
+    calls: list[Call]
+    reason: Reason
+    usage: Usage | None
+
+    @property
+    def text(self) -> str:
+        """All its text. A reply that is short can end within the thoughts."""
+        return self.reasoning + self.content
 
 
-class Fault(Form):
-    message: str = Field(min_length=1)
+# --- responses
+
+
+class ResponsePart(Form):
     type: str
+    text: str = ""
 
 
-class Refusal(Form):
-    error: Fault
+class ResponseItem(Form):
+    """A part of the output: thoughts or a message."""
+
+    type: str
+    content: list[ResponsePart] | None = None
 
 
-F = TypeVar("F", bound=Form)
+class ResponseUsage(Form):
+    input_tokens: int = Field(ge=1)
+    output_tokens: int = Field(ge=0)
+    total_tokens: int
 
 
-class Said:
-    """What was asked and answered, by the names of the requests."""
+class Response(Form):
+    object: Literal["response"]
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[ResponseItem]
+    usage: ResponseUsage
 
-    def __init__(self, exchanges: Mapping[str, Exchange]) -> None:
-        self._exchanges = exchanges
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._exchanges
-
-    def exchange(self, name: str) -> Exchange:
-        """Raises MissingError if there is no whole reply."""
-        exchange = self._exchanges.get(name)
-        if exchange is None:
-            raise MissingError(f"the request '{name}' was not kept")
-        if exchange.problem is not None or exchange.status is None:
-            raise MissingError(f"the request '{name}' has no whole reply: {exchange.problem}")
-        return exchange
-
-    def answered(self, name: str) -> Exchange:
-        """An exchange that the server answered with 200. Raises BrokenError if it refused."""
-        exchange = self.exchange(name)
-        if exchange.status != 200:
-            raise BrokenError(f"the request '{name}' got HTTP {exchange.status}: {shown(exchange.reply)}")
-        return exchange
-
-    def read(self, name: str, form: type[F]) -> F:
-        """The reply in a form. Raises BrokenError if it has another one."""
-        return parsed(name, self.answered(name).reply, form)
-
-    def events(self, name: str) -> list[str]:
-        """The data of each event of a stream. Raises BrokenError if the reply is none."""
-        exchange = self.answered(name)
-        if not exchange.content_type.startswith("text/event-stream"):
-            raise BrokenError(f"the reply to '{name}' is no stream of events, but {exchange.content_type!r}")
-        lines = [line for line in exchange.reply.splitlines() if line.startswith(EVENT)]
-        return [line.removeprefix(EVENT).strip() for line in lines]
-
-    def chunks(self, name: str, form: type[F]) -> list[F]:
-        """The events of a stream without its end. Raises BrokenError if there are none, or one has another form."""
-        found = [parsed(name, event, form) for event in self.events(name) if event != DONE]
-        if not found:
-            raise BrokenError(f"the stream '{name}' has no event")
-        return found
-
-    def sent(self, name: str) -> Mapping[str, object]:
-        """The body of a request that was sent. Raises MissingError if there was none."""
-        body = self.exchange(name).body
-        if body is None:
-            raise MissingError(f"the request '{name}' has no body")
-        return body
-
-
-def parsed(name: str, text: str, form: type[F]) -> F:
-    try:
-        return form.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
-        raise BrokenError(f"the reply to '{name}' has another form: {place}: {first['msg']}: {shown(text)}") from error
-
-
-def shown(text: str) -> str:
-    """The begin of a text, in quotes."""
-    return repr(text[:SHOWN]) + ("…" if len(text) > SHOWN else "")
-
-
-def check_refused(said: Said, name: str) -> None:
-    """Raises BrokenError unless the request got an error of OpenAI's form and of a status 4xx."""
-    exchange = said.exchange(name)
-    if exchange.status is None or not 400 <= exchange.status < 500:
-        got = f"HTTP {exchange.status}, and not a status 4xx"
-        raise BrokenError(f"the request '{name}' got {got}: {shown(exchange.reply)}")
-    parsed(name, exchange.reply, Refusal)
+    def text(self, *kinds: str) -> str:
+        """The texts of the items of these kinds."""
+        return "".join(part.text for item in self.output if item.type in kinds for part in item.content or [])

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,15 +21,11 @@ from vllm_qualify.engine.server import Client, Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.replay import TRACE, trace_of
-from vllm_qualify.evidence.load.result import BESIDE, RESET
-from vllm_qualify.evidence.load.warm_up import WARM_UP, typical, warm_up_of_both
+from vllm_qualify.evidence.load.result import APIS, BESIDE, RESET, metrics_pages
+from vllm_qualify.evidence.load.warm_up import WARM_UP, typical_load, warm_up_of_both
 from vllm_qualify.evidence.restarts import Processes, processes_path
+from vllm_qualify.recipe.load import SEEDS, Load
 from vllm_qualify.recipe.traces.trace import Trace
-from vllm_qualify.recipe.workload import SEEDS, Load
-
-# Bench's names of the two interfaces, and their paths.
-APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
-
 
 # Before each prompt of a file that is asked in a warm-up. What begins otherwise has no block of a prefix cache in common.
 WARM_UP_OPENING = "Warm-up: "
@@ -54,20 +49,16 @@ def driven_by(server: Server, bench: Bench, settings: Load, file: Path | None) -
     """Bench beside a server, with a workload's file of prompts where bench finds it, or its trace. Raises HostError."""
     if file and settings.trace:
         return Driven(server, bench, trace=trace_of(settings, file))
-    return Driven(server, bench, *_given(bench, file))
+    return Driven(server, bench, *_give_prompts(bench, file))
 
 
-def _given(bench: Bench, prompts: Path | None) -> tuple[str | None, str | None]:
-    """Where bench finds a workload's file of prompts, and that of its warm-ups; None if there is no file."""
+def _give_prompts(bench: Bench, prompts: Path | None) -> tuple[str | None, str | None]:
+    """Where bench finds a workload's file of prompts, and that of its warm-ups, which has none of them; None without a file."""
     if prompts is None:
         return None, None
-    return benches.give(bench, prompts), benches.give_text(bench, *_warm_ups(prompts))
-
-
-def _warm_ups(prompts: Path) -> tuple[str, str]:
-    """The name and the content of a file whose prompts are as long as those of `prompts`, and none of them."""
     rows = [json.loads(line) for line in prompts.read_bytes().splitlines()]
-    return f"warm-up-{prompts.name}", "".join(f"{json.dumps({'prompt': WARM_UP_OPENING + row['prompt']})}\n" for row in rows)
+    warm_ups = "".join(f"{json.dumps({'prompt': WARM_UP_OPENING + row['prompt']})}\n" for row in rows)
+    return benches.give_file(bench, prompts), benches.give_text(bench, f"warm-up-{prompts.name}", warm_ups)
 
 
 class Made(NamedTuple):
@@ -95,12 +86,7 @@ UNFOLLOWED = Following(undecided=list, on_repeat=lambda _: None, ended=lambda _:
 
 
 def measure_load(
-    ours: Driven,
-    settings: Load,
-    folder: Path,
-    progress: Progress,
-    following: Following,
-    beside: Driven | None = None,
+    ours: Driven, settings: Load, folder: Path, progress: Progress, following: Following, beside: Driven | None = None
 ) -> list[list[str]]:
     """Run repeats until nothing is undecided at one of `settings.looks`. Bench writes its result of repeat N to `bench-N.json`.
 
@@ -109,10 +95,7 @@ def measure_load(
 
     With `beside`, the baseline, each repeat runs on that too, into the folder BESIDE. The two take turns in going first, so
     that a drift of the machine favours neither. Before the first repeat both are warmed up alike. Returns the commands.
-
-    Raises:
-        HostError: bench failed or took longer than its time limit.
-        ReleaseError: a server ended meanwhile.
+    Raises HostError if bench failed or took longer than its time limit, ReleaseError if a server ended meanwhile.
     """
     pairs = [(ours, folder)]
     if beside:
@@ -128,12 +111,17 @@ def measure_load(
     began, longest_s = following.clock(), 0.0
     for repeat in range(1, settings.looks[-1] + 1):
         started = following.clock()
-        if ended := _over_budget(settings, repeat - 1, started - began, longest_s):
-            (folder / ENDED).write_text(ended.model_dump_json(indent=2))
-            following.ended(ended.because)
-            break
+        if settings.time_budget_s is not None and repeat > 1:
+            done = {"repeats": repeat - 1, "spent_s": started - began, "longest_s": longest_s}
+            if (ended := Ended(time_budget_s=settings.time_budget_s, **done)).is_right:
+                (folder / ENDED).write_text(ended.model_dump_json(indent=2))
+                following.ended(ended.because)
+                break
         for turn, (driven, into) in enumerate(pairs if repeat % 2 else reversed(pairs)):
-            on_request = _of_run(progress, (repeat - 1) * len(pairs) + turn, _known(settings, repeat) * len(pairs), settings)
+            # So many repeats are certain now.
+            certain = next(look for look in settings.looks if look >= repeat)
+            before = (repeat - 1) * len(pairs) + turn
+            on_request = _progress_of_run(progress, before, certain * len(pairs), settings)
             commands.append(run_repeat(driven, settings, into, repeat, on_request))
         longest_s = max(longest_s, following.clock() - started)
         undecided = following.undecided() if repeat in settings.looks else None
@@ -143,60 +131,51 @@ def measure_load(
     return commands
 
 
-def _over_budget(settings: Load, repeats: int, spent_s: float, longest_s: float) -> Ended | None:
-    """The end of the load, if the budget allows no other repeat; else None. It always allows the first one."""
-    if settings.time_budget_s is None or repeats == 0:
-        return None
-    ended = Ended(time_budget_s=settings.time_budget_s, repeats=repeats, spent_s=spent_s, longest_s=longest_s)
-    return ended if ended.is_right else None
-
-
 def prepare_prompts(bench: Bench, model: str, loads: Sequence[tuple[Load, Path, Path | None]]) -> None:
-    """Have the prompts of loads made before `measure` needs them. Each load comes with its folder and its file of prompts.
+    """Have the prompts of loads made before they are measured. Each load comes with its folder and its file of prompts.
 
     Repeats that are run in any case come first. Raises HostError if Docker Engine went away.
     """
-    planned = []
+    certain, further = list[list[str]](), list[list[str]]()
     for settings, _, file in loads:
         if settings.trace:
             # Its prompts are drawn in no time: each token by itself, and none is decoded.
             continue
-        into, (prompts, warm_ups) = benches.results_folder(bench), _given(bench, file)
+        into, (prompts, warm_ups) = benches.results_folder(bench), _give_prompts(bench, file)
         for repeat in range(1, settings.looks[-1] + 1):
-            is_further = repeat > settings.looks[0]
+            planned = certain if repeat <= settings.looks[0] else further
             if settings.num_warmups:
-                planned.append((is_further, warm_up_command(bench.client, model, settings, repeat, warm_ups)))
-            planned.append((is_further, command_of(bench.client, model, settings, into, repeat, prompts)))
-    benches.prepare_commands(bench, [command for _, command in sorted(planned, key=itemgetter(0))])
+                planned.append(warm_up_command(bench.client, model, settings, repeat, warm_ups))
+            planned.append(command_of(bench.client, model, settings, into, repeat, prompts))
+    benches.prepare_commands(bench, [*certain, *further])
 
 
-def run_repeat(
-    driven: Driven, settings: Load, folder: Path, number: int, progress: Progress, request_rate: float | None = None
-) -> list[str]:
-    """Run bench once, as repeat `number`, into `folder`, and return its command. `request_rate` is in requests per second.
-
-    Raises as `measure` does.
-    """
-    server, client = driven.server, driven.bench.client
-    into = benches.results_folder(driven.bench)
-    trace, prompts = driven.trace, driven.prompts
+def run_repeat(driven: Driven, settings: Load, folder: Path, number: int, progress: Progress) -> list[str]:
+    """Run bench once, as repeat `number`, into `folder`, and return its command. Raises QualifyError."""
+    server, bench, trace, prompts = driven.server, driven.bench, driven.trace, driven.prompts
+    client, model, limit_s = bench.client, server.served_model_name, settings.time_limit_s
+    into, result = benches.results_folder(bench), f"bench-{number}.json"
     if trace:
-        prompts = benches.give_text(driven.bench, "trace.jsonl", trace.for_bench(settings.bench_seed(number)))
-    command = command_of(client, server.served_model_name, settings, into, number, prompts, request_rate, trace)
-    _warm_up(driven, settings, folder / f"warm-up-{number}.log", number)
-    _forget_prefixes(server, folder / f"reset-{number}.txt")
-    (folder / f"metrics-{number}-before.txt").write_text(server.metrics_page())
+        prompts = benches.give_text(bench, "trace.jsonl", trace.for_bench(settings.bench_seed(number)))
+    command = command_of(client, model, settings, into, number, prompts, trace)
+    page_before, page_after = metrics_pages(folder, number)
+    if settings.num_warmups:
+        asked, log = typical_load(trace, settings) if trace else settings, folder / f"warm-up-{number}.log"
+        warm_up = warm_up_command(client, model, asked, number, driven.warm_ups)
+        benches.run_command(bench, warm_up, None, log, limit_s, server.check_alive, benches.no_progress)
+    # Only a server with VLLM_SERVER_DEV_MODE empties its prefix cache; the server's counters show any hits.
+    (folder / f"reset-{number}.txt").write_text(f"{RESET} {server.post(RESET)}\n")
+    page_before.write_text(server.metrics_page())
     before = engine_processes(server.process.commands())
-    result, log = f"bench-{number}.json", folder / f"bench-{number}.log"
-    benches.run_command(driven.bench, command, result, log, settings.time_limit_s, server.check_alive, progress)
-    (folder / f"metrics-{number}-after.txt").write_text(server.metrics_page())
+    benches.run_command(bench, command, result, folder / f"bench-{number}.log", limit_s, server.check_alive, progress)
+    page_after.write_text(server.metrics_page())
     processes = Processes(before=before, after=engine_processes(server.process.commands()))
     processes_path(folder, number).write_text(processes.model_dump_json())
-    return benches.recorded(client, command)
+    return benches.typed_command(client, command)
 
 
 def _warm_up_both(pairs: Sequence[tuple[Driven, Path]], settings: Load) -> None:
-    """Ask all servers the same at the same time, so that they begin alike. Raises as `measure_load`."""
+    """Ask all servers the same at the same time, so that they begin alike. Raises QualifyError."""
     is_broken_off = threading.Event()
 
     def check() -> None:
@@ -220,37 +199,14 @@ def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[
     bench, asked = driven.bench, warm_up_of_both(settings, driven.trace)
     into = benches.results_folder(bench)
     command = command_of(bench.client, driven.server.served_model_name, asked, into, WARM_UP, driven.warm_ups)
-    (folder / f"metrics-{WARM_UP}-before.txt").write_text(driven.server.metrics_page())
+    page_before, page_after = metrics_pages(folder, WARM_UP)
+    page_before.write_text(driven.server.metrics_page())
     log = folder / f"warm-up-{WARM_UP}.log"
-    benches.run_command(bench, command, f"bench-{WARM_UP}.json", log, settings.time_limit_s, check, _untold)
-    (folder / f"metrics-{WARM_UP}-after.txt").write_text(driven.server.metrics_page())
+    benches.run_command(bench, command, f"bench-{WARM_UP}.json", log, settings.time_limit_s, check, benches.no_progress)
+    page_after.write_text(driven.server.metrics_page())
 
 
-def _warm_up(driven: Driven, settings: Load, log: Path, number: int) -> None:
-    server, bench = driven.server, driven.bench
-    if settings.num_warmups == 0:
-        return
-    asked = settings if driven.trace is None else typical(driven.trace, settings)
-    command = warm_up_command(bench.client, server.served_model_name, asked, number, driven.warm_ups)
-    benches.run_command(bench, command, None, log, settings.time_limit_s, server.check_alive, _untold)
-
-
-def _untold(_done: int, _total: int) -> None:
-    """A warm-up is no progress of the load."""
-
-
-def _forget_prefixes(server: Server, log: Path) -> None:
-    """Empty the prefix cache. Only a server with VLLM_SERVER_DEV_MODE allows that; the server's counters show any hits."""
-    answer = server.post(RESET)
-    log.write_text(f"{RESET} {answer}\n")
-
-
-def _known(settings: Load, repeat: int) -> int:
-    """How many repeats are certain while repeat number `repeat` runs."""
-    return next(look for look in settings.looks if look >= repeat)
-
-
-def _of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
+def _progress_of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
     def on_request(done: int, total: int) -> None:
         if total == settings.num_prompts:
             progress(before * total + done, runs * total)
@@ -259,59 +215,50 @@ def _of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progr
 
 
 def command_of(
-    client: Client,
-    model: str,
-    settings: Load,
-    folder: str,
-    repeat: int,
-    prompts: str | None = None,
-    request_rate: float | None = None,
-    trace: Trace | None = None,
+    client: Client, model: str, settings: Load, folder: str, repeat: int, prompts: str | None = None, trace: Trace | None = None
 ) -> list[str]:
     """Bench's command. `prompts` is where the client finds the workload's file, if it has one.
 
-    With a rate, in requests per second, the number of requests under way has no limit, which would hold requests back unseen.
-    `request_rate` goes before that of the load. A `trace` has its own times; `prompts` is then where the client finds it.
-    Typed by hand, the command of a load with turns asks each of them as a chat of its own: `bench_worker` puts chats together.
+    With a rate the number of requests under way has no limit, which would hold requests back unseen. A `trace` has its own
+    times; `prompts` is then where the client finds it. Typed by hand, the command of a load with turns asks each of them as a
+    chat of its own: `bench_worker` puts chats together.
     """
-    rate = settings.request_rate if request_rate is None else request_rate
     paced = ["--max-concurrency", str(settings.max_concurrency)]
-    if rate is not None:
-        paced = ["--request-rate", str(rate), "--burstiness", str(settings.burstiness)]
+    if settings.request_rate is not None:
+        paced = ["--request-rate", str(settings.request_rate), "--burstiness", str(settings.burstiness)]
     if trace:
         paced = ["--self-timed"]
     return [
-        *_asking(client, model, settings, prompts, trace),
+        *_common_options(client, model, settings, prompts, trace),
         *("--num-prompts", str(settings.num_prompts)),
         *paced,
         # Each repeat has its own seed: the same prompts again would measure the prefix cache.
         *("--seed", str(settings.bench_seed(repeat))),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
-        *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.wanted.items())) if settings.slo else ()),
+        *(("--goodput", *(f"{name}:{limit}" for name, limit in settings.slo.limits_ms.items())) if settings.slo else ()),
         *(("--metadata", f"{TURNS}{settings.turns}") if settings.turns > 1 else ()),
         *("--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", f"bench-{repeat}.json"),
     ]
 
 
 def warm_up_command(client: Client, model: str, settings: Load, repeat: int, prompts: str | None = None) -> list[str]:
-    """Bench's command of a repeat's warm-up. `prompts` is where the client finds the file for it, if the load has a file."""
+    """Bench's command of a repeat's warm-up. `prompts` is where the client finds the file for it, if there is one."""
     return [
-        *_asking(client, model, settings, prompts),
+        *_common_options(client, model, settings, prompts),
         *("--num-prompts", str(settings.num_warmups)),
         *("--max-concurrency", str(settings.max_concurrency)),
         *("--seed", str(SEEDS + settings.bench_seed(repeat))),
     ]
 
 
-def _asking(client: Client, model: str, settings: Load, prompts: str | None, trace: Trace | None = None) -> list[str]:
-    """What a load's commands have in common: who is asked, and with what kind of prompts."""
+def _common_options(client: Client, model: str, settings: Load, prompts: str | None, trace: Trace | None = None) -> list[str]:
     backend, endpoint = APIS[settings.api]
     return [
         *(client.program, "bench", "serve"),
         *("--backend", backend, "--endpoint", endpoint, "--base-url", client.url),
         *("--model", model, "--tokenizer", client.model),
         *(("--trust-remote-code",) if client.trust_remote_code else ()),
-        *(_random(settings) if prompts is None else _of_trace(prompts, trace) if trace else _of_file(prompts, settings)),
+        *_prompt_options(settings, prompts, trace),
         "--ignore-eos",
         # Both would ask the first of the measured prompts before it is measured.
         *("--num-warmups", "0", "--ready-check-timeout-sec", "0"),
@@ -320,19 +267,15 @@ def _asking(client: Client, model: str, settings: Load, prompts: str | None, tra
     ]
 
 
-def _random(settings: Load) -> list[str]:
-    lengths = ["--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)]
-    spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
-    shared = ["--random-prefix-len", str(settings.shared_prefix_len)] if settings.shared_prefix_len else []
-    return ["--dataset-name", "random", *lengths, *spread, *shared]
-
-
-def _of_trace(file: str, trace: Trace) -> list[str]:
-    blocks = ["--timed-trace-chunk-hash-size", str(trace.block_tok), "--timed-trace-sec-multiplier", "1"]
-    return ["--dataset-name", "timed_trace", "--dataset-path", file, *blocks]
-
-
-def _of_file(prompts: str, settings: Load) -> list[str]:
-    """Options for the prompts of a file, sent as they are: in a chat the server applies its template, so bench must not."""
+def _prompt_options(settings: Load, prompts: str | None, trace: Trace | None) -> list[str]:
+    if prompts is None:
+        lengths = ["--random-input-len", str(settings.input_len), "--random-output-len", str(settings.output_len)]
+        spread = ["--random-range-ratio", str(settings.length_spread)] if settings.length_spread else []
+        shared = ["--random-prefix-len", str(settings.shared_prefix_len)] if settings.shared_prefix_len else []
+        return ["--dataset-name", "random", *lengths, *spread, *shared]
+    if trace:
+        blocks = ["--timed-trace-chunk-hash-size", str(trace.block_tok), "--timed-trace-sec-multiplier", "1"]
+        return ["--dataset-name", "timed_trace", "--dataset-path", prompts, *blocks]
+    # Sent as they are: in a chat the server applies its template, so bench must not.
     options = ["--custom-output-len", str(settings.output_len), "--skip-chat-template"]
     return ["--dataset-name", "custom", "--dataset-path", prompts, *options]

@@ -28,7 +28,7 @@ def cut_prompts(folder: Path, limit_tok: object) -> list[str]:
     cut = steps = 0.0
     for before in sorted(path for path in folder.iterdir() if PAGES.fullmatch(path.name)):
         pages = (before, before.with_name(before.name.replace("before", "after")))
-        (cut_then, steps_then), (cut_now, steps_now) = (_counted(page.read_text(), limit_tok) for page in pages)
+        (cut_then, steps_then), (cut_now, steps_now) = (_count_cut_steps(page.read_text(), limit_tok) for page in pages)
         cut, steps = cut + cut_now - cut_then, steps + steps_now - steps_then
     if not (steps > 0 and cut / steps >= LEAST_SHARE):
         return []
@@ -38,18 +38,12 @@ def cut_prompts(folder: Path, limit_tok: object) -> list[str]:
     ]
 
 
-def _counted(page: str, limit_tok: int) -> tuple[float, float]:
-    """The steps of more tokens than the limit, as far as the buckets tell them apart, and all steps."""
-    up_to = _steps_up_to(page)
-    within = [bound for bound in up_to if bound >= limit_tok]
-    return (up_to[max(up_to)] - up_to[min(within)], up_to[max(up_to)]) if within else (0.0, 0.0)
-
-
-def _steps_up_to(page: str) -> dict[float, float]:
-    """The buckets' bounds with the steps up to them, summed over the server's engines."""
-    totals: dict[float, float] = {}
+def _count_cut_steps(page: str, limit_tok: int) -> tuple[float, float]:
+    """The steps of more tokens than the limit, as far as the buckets tell them apart, and all steps, over all engines."""
+    up_to: dict[float, float] = {}
     for sample in samples_of(page, lambda line: line.startswith(STEPS)):
         if sample.name == STEPS:
             bound = float(sample.labels["le"])
-            totals[bound] = totals.get(bound, 0.0) + sample.value
-    return totals
+            up_to[bound] = up_to.get(bound, 0.0) + sample.value
+    within = [bound for bound in up_to if bound >= limit_tok]
+    return (up_to[max(up_to)] - up_to[min(within)], up_to[max(up_to)]) if within else (0.0, 0.0)

@@ -18,9 +18,9 @@ from vllm_qualify.errors import QualifyError, RecipeError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.startup import KvCache
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import fitted
+from vllm_qualify.plan.cells import plan_fitted
 from vllm_qualify.recipe.serving import ServerArguments
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, Number
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, Number
 
 STAGE = "fit"
 TENSOR_PARALLEL, SEQUENCES, BATCHED = "tensor-parallel-size", "max-num-seqs", "max-num-batched-tokens"
@@ -46,7 +46,7 @@ class Try(Frozen):
     arguments: ServerArguments
     failed_because: str | None = None
     kv_cache_tok: Count | None = None
-    holds: CountOrNone | None = None
+    holds: CountOrZero | None = None
     output_throughput_tok_s: Number | None = None
 
 
@@ -70,17 +70,11 @@ class Started(NamedTuple):
 
 Attempt = Callable[[CellPlan, Path], AbstractContextManager[Started]]
 """Serves a plan's server with its files in this folder. Raises QualifyError with a kind if the server does not start."""
-
-
 Then = Callable[[Started, Try], Try]
 """Measures something on a started server, and returns the try with the result."""
 
 
-def _as_it_is(_started: Started, tried: Try) -> Try:
-    return tried
-
-
-def _measured(started: Started, tried: Try) -> Try:
+def _measure_throughput(started: Started, tried: Try) -> Try:
     throughput = started.throughput()
     return tried.model_copy(update={"failed_because": throughput.invalid_because, "output_throughput_tok_s": throughput.value})
 
@@ -102,45 +96,39 @@ class Fitting:
     def find(self) -> Tried:
         """Search all that the plan leaves open.
 
-        Raises:
-            RecipeError: nothing fits.
-            QualifyError: the server fails for another reason than its memory.
+        Raises RecipeError if nothing fits, QualifyError if the server fails for another reason than its memory.
         """
         fit = self.plan.fit
         if fit is None:
             raise ValueError("the plan has nothing to fit")
         arguments: ServerArguments = {}
-        first = self._smallest(fit.tensor_parallel_sizes) if fit.tensor_parallel_sizes else None
+        first = self._find_smallest(fit.tensor_parallel_sizes) if fit.tensor_parallel_sizes else None
         if first:
             arguments |= first.arguments
         if fit.max_num_seqs:
-            arguments |= self._sequences(first or self._start({}))
+            arguments |= self._find_sequences(first or self._start_server({}))
         if fit.max_num_batched_tokens:
-            arguments |= self._fastest(arguments, fit.max_num_batched_tokens)
+            arguments |= self._find_fastest(arguments, fit.max_num_batched_tokens)
         return Tried(found=arguments, tries=self.tries)
 
-    def _smallest(self, sizes: list[int]) -> Try:
+    def _find_smallest(self, sizes: list[int]) -> Try:
         for size in sizes:
-            tried = self._start({TENSOR_PARALLEL: size}, TOO_SMALL)
+            tried = self._start_server({TENSOR_PARALLEL: size}, TOO_SMALL)
             if tried.failed_because is None:
                 return tried
-        reasons = [str(tried.failed_because) for tried in self.tries]
-        raise RecipeError(
-            f"the model fits none of the tensor-parallel sizes {sizes}",
-            "add a larger one, or shorten max-model-len",
-            f"{STAGE}.tensor_parallel_sizes",
-            reasons,
-        )
+        reasons, place = [str(tried.failed_because) for tried in self.tries], f"{STAGE}.tensor_parallel_sizes"
+        problem = f"the model fits none of the tensor-parallel sizes {sizes}"
+        raise RecipeError(problem, "add a larger one, or shorten max-model-len", place, reasons)
 
-    def _sequences(self, first: Try) -> ServerArguments:
+    def _find_sequences(self, first: Try) -> ServerArguments:
         """As many sequences as the KV cache holds when the server is started with that many, by the log of each start.
 
         Fewer if the server has too little memory for them, or preempts requests under the load.
         """
         known = {name: value for name, value in first.arguments.items() if name == TENSOR_PARALLEL}
-        wanted, refusals = self._held(first), list[str]()
+        wanted, refusals = self._check_holds(first), list[str]()
         while wanted and len(refusals) < MOST_CONFIRMATIONS:
-            tried = self._start({**known, SEQUENCES: wanted}, TOO_SMALL, partial(self._confirm, wanted))
+            tried = self._start_server({**known, SEQUENCES: wanted}, TOO_SMALL, partial(self._confirm_sequences, wanted))
             if tried.failed_because is None:
                 return {SEQUENCES: wanted}
             refusals.append(f"{SEQUENCES} {wanted}: {tried.failed_because}")
@@ -152,16 +140,16 @@ class Fitting:
             refusals,
         )
 
-    def _confirm(self, wanted: int, started: Started, tried: Try) -> Try:
+    def _confirm_sequences(self, wanted: int, started: Started, tried: Try) -> Try:
         """The try, failed unless `wanted` requests have room without preemptions. Raises RecipeError if not even one has."""
-        held, because = self._held(tried), None
+        held, because = self._check_holds(tried), None
         if held < wanted:
             because = f"its KV cache holds {held} requests"
         elif preemptions := started.preemptions():
             because = f"{preemptions} preemptions under the load"
         return tried.model_copy(update={"failed_because": because})
 
-    def _held(self, tried: Try) -> int:
+    def _check_holds(self, tried: Try) -> int:
         if not tried.holds:
             size = f"{tried.kv_cache_tok:,} tokens" if tried.kv_cache_tok else "an unknown size"
             raise RecipeError(
@@ -171,27 +159,26 @@ class Fitting:
             )
         return tried.holds
 
-    def _fastest(self, chosen: ServerArguments, sizes: list[int]) -> ServerArguments:
-        tries = [self._start({**chosen, BATCHED: size}, TOO_SMALL, _measured) for size in sizes]
+    def _find_fastest(self, chosen: ServerArguments, sizes: list[int]) -> ServerArguments:
+        tries = [self._start_server({**chosen, BATCHED: size}, TOO_SMALL, _measure_throughput) for size in sizes]
         measured = [tried for tried in tries if tried.output_throughput_tok_s is not None]
         if not measured:
-            reasons = [str(tried.failed_because) for tried in tries]
-            raise RecipeError(
+            reasons, problem = (
+                [str(tried.failed_because) for tried in tries],
                 f"no load of max_num_batched_tokens {sizes} is valid",
-                "mend what makes them invalid",
-                f"{STAGE}.max_num_batched_tokens",
-                reasons,
             )
+            raise RecipeError(problem, "mend what makes them invalid", f"{STAGE}.max_num_batched_tokens", reasons)
         best = max(measured, key=lambda tried: tried.output_throughput_tok_s or 0)
         return {BATCHED: best.arguments[BATCHED]}
 
-    def _start(self, arguments: ServerArguments, refuses: tuple[str, ...] = (), then: Then = _as_it_is) -> Try:
+    def _start_server(self, arguments: ServerArguments, refuses: tuple[str, ...] = (), then: Then | None = None) -> Try:
         """Start the server. A failure of a kind in `refuses` becomes a failed try. Any other is raised, with its place."""
         folder = self.folder / f"try-{len(self.tries) + 1}"
         folder.mkdir()
         try:
-            with self.attempt(fitted(self.plan, arguments), folder) as started:
-                tried = then(started, self._untested(arguments, started.kv_cache))
+            with self.attempt(plan_fitted(self.plan, arguments), folder) as started:
+                tried = self._describe_start(arguments, started.kv_cache)
+                tried = then(started, tried) if then else tried
         except QualifyError as error:
             if error.kind not in refuses:
                 options = ", ".join(f"{name} {value}" for name, value in arguments.items())
@@ -202,13 +189,11 @@ class Fitting:
         self.tries.append(tried)
         return tried
 
-    def _untested(self, arguments: ServerArguments, kv_cache: KvCache | None) -> Try:
+    def _describe_start(self, arguments: ServerArguments, kv_cache: KvCache | None) -> Try:
+        """The try, with how many requests of the workload's full length the KV cache holds, each in whole blocks."""
         if kv_cache is None:
             return Try(arguments=arguments)
-        return Try(arguments=arguments, kv_cache_tok=kv_cache.tokens, holds=self._holds(kv_cache))
-
-    def _holds(self, kv_cache: KvCache) -> int:
-        """How many requests of the workload's full length the KV cache holds, each in whole blocks."""
         block_tok = kv_cache.block_tok or BLOCK_TOK
         of_request = math.ceil((self.plan.load.longest_tok or 1) / block_tok)
-        return max(0, kv_cache.tokens // block_tok - OWN_BLOCKS) // of_request
+        holds = max(0, kv_cache.tokens // block_tok - OWN_BLOCKS) // of_request
+        return Try(arguments=arguments, kv_cache_tok=kv_cache.tokens, holds=holds)

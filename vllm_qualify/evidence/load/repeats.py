@@ -48,10 +48,9 @@ class _State(NamedTuple):
 def repeat_sides(direction: Direction, levels: Levels, looks: range, count: int, *, left_out: int = 0) -> Sides | None:
     """The sides of an interval by Student's t after `count` repeats, one of the planned `looks`; None if there is no such look.
 
-    At each look a part of each side's chance is `spent`. Over all looks the chance is held for the mean of normal logarithms:
-    for the repeats of one build, and for pairs in turns. It is also held if only some of the looks are taken, as in older runs,
-    which looked after the first repeats and after the last ones. For two builds of which one is not measured further, see
-    `relative.from_history`.
+    At each look a part of each side's chance is spent. Over all looks the chance is held for the mean of normal logarithms:
+    for the repeats of one build, and for pairs in turns. It is also held if only some of the looks are taken. For two builds of
+    which one is not measured further, see `relative.of_builds`.
 
     Repeats that were `left_out` as warm-up do not count: the plan is then made for so many fewer. One repeat shows no noise,
     and spends nothing.
@@ -80,13 +79,13 @@ def interval_over_looks(
     confidence interval approach", JRSS B 51). The value at the end is always inside.
     """
     sides = ((done, repeat_sides(direction, levels, looks, done, left_out=left_out)) for done in looks if done <= count)
-    intervals = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
-    if count not in looks or not intervals:
+    bounds = [interval for done, at in sides if at and (interval := at_look(done - left_out, at))]
+    if count not in looks or not bounds:
         return None
-    return around(value, max(each.lower for each in intervals), min(each.upper for each in intervals))
+    return around(value, max(each.lower for each in bounds), min(each.upper for each in bounds))
 
 
-def spent(count: int, most: int) -> float:
+def spent_share(count: int, most: int) -> float:
     """The share of the chance of an error that is spent after `count` of at most so many repeats.
 
     A plan for more than USUAL repeats is for what is noisy, or has many gates. Most releases are decided before, with looks
@@ -100,33 +99,32 @@ def spent(count: int, most: int) -> float:
 def level(looks: range, count: int, alpha: float) -> float:
     """The one-sided level of Student's t after `count` repeats: `alpha` is the chance that t exceeds it at any of the looks.
 
-    Raises:
-        ValueError: there is no such look, or `alpha` is not between 0 and 0.5.
+    Raises ValueError if there is no such look, or `alpha` is not between 0 and 0.5.
     """
     first, most = max(looks.start, LEAST_REPEATS), looks.stop - 1
     if count not in range(first, most + 1) or not 0 < alpha < 0.5:
         raise ValueError("a look is after as many repeats as planned, two or more, and alpha lies between 0 and 0.5")
     # In ascending order, so that each state finds the one before it in the cache.
-    return [_state(first, most, repeats, alpha).level for repeats in range(first, count + 1)][-1]
+    return [_chain_state(first, most, repeats, alpha).level for repeats in range(first, count + 1)][-1]
 
 
 @lru_cache(maxsize=4096)
-def _state(first: int, most: int, count: int, alpha: float) -> _State:
+def _chain_state(first: int, most: int, count: int, alpha: float) -> _State:
     if count == first:
-        level = alpha * spent(first, most)
-        edges = _edges(count, level)
+        level = alpha * spent_share(first, most)
+        edges = _cell_edges(count, level)
         above = special.stdtr(count - 1, -math.sqrt(count - 1) * np.tan(edges))
     else:
-        before = _state(first, most, count - 1, alpha)
-        more = spent(count, most) - spent(count - 1, most)
-        level = _spending(before, count, alpha * more)
-        edges = _edges(count, level)
-        above = before.masses @ _above(before.ratios, count - 1, math.sqrt(count) * np.sin(edges))
+        before = _chain_state(first, most, count - 1, alpha)
+        more = spent_share(count, most) - spent_share(count - 1, most)
+        level = _level_spending(before, count, alpha * more)
+        edges = _cell_edges(count, level)
+        above = before.masses @ _chance_above(before.ratios, count - 1, math.sqrt(count) * np.sin(edges))
     middles = (edges[1:] + edges[:-1]) / 2
     return _State(math.sqrt(count) * np.sin(middles), -np.diff(above), level)
 
 
-def _edges(count: int, level: float) -> np.ndarray:
+def _cell_edges(count: int, level: float) -> np.ndarray:
     """The edges of the cells below a level's critical value, as angles.
 
     S/√Q is √n times the sine of an angle, t is √(n - 1) times its tangent.
@@ -136,18 +134,18 @@ def _edges(count: int, level: float) -> np.ndarray:
     return -math.pi / 2 + (stop + math.pi / 2) * (1 - np.linspace(1, 0, CELLS + 1) ** 2)
 
 
-def _spending(before: _State, count: int, spent: float) -> float:
+def _level_spending(before: _State, count: int, spent: float) -> float:
     """The level at which the chance above its critical value is `spent`."""
 
     def excess(angle: float) -> float:
         ratio = np.array([math.sqrt(count) * math.sin(angle)])
-        return float((before.masses @ _above(before.ratios, count - 1, ratio))[0]) - spent
+        return float((before.masses @ _chance_above(before.ratios, count - 1, ratio))[0]) - spent
 
     angle = float(optimize.brentq(excess, -math.pi / 2, math.pi / 2, xtol=1e-10))
     return float(special.stdtr(count - 1, -math.sqrt(count - 1) * math.tan(angle)))
 
 
-def _above(ratios: np.ndarray, count: int, bounds: np.ndarray) -> np.ndarray:
+def _chance_above(ratios: np.ndarray, count: int, bounds: np.ndarray) -> np.ndarray:
     """The chance that the next S/√Q is above a bound, given a ratio after `count` repeats: a row per ratio, a column per bound.
 
     If the next repeat over √Q is the tangent of an angle, the next S/√Q is √(1 + ratio²) times the sine of a sum: of that angle
@@ -155,9 +153,6 @@ def _above(ratios: np.ndarray, count: int, bounds: np.ndarray) -> np.ndarray:
     """
     length, turned = np.sqrt(1 + ratios**2)[:, None], np.arctan(ratios)[:, None]
     reached = np.arcsin(np.clip(bounds[None, :] / length, -1, 1))
-    begin, end = (np.clip(angle - turned, -math.pi / 2, math.pi / 2) for angle in (reached, math.pi - reached))
-    return np.asarray(_below(end, count) - _below(begin, count))
-
-
-def _below(angles: np.ndarray, count: int) -> np.ndarray:
-    return np.asarray(special.stdtr(count, math.sqrt(count) * np.tan(angles)))
+    angles = (np.clip(angle - turned, -math.pi / 2, math.pi / 2) for angle in (reached, math.pi - reached))
+    begin, end = (special.stdtr(count, math.sqrt(count) * np.tan(angle)) for angle in angles)
+    return np.asarray(end - begin)

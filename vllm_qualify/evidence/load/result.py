@@ -11,20 +11,24 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vllm_qualify.evidence.load import steady
+from vllm_qualify.evidence.load.replay import at_trace_times, planned_trace
 from vllm_qualify.evidence.memory import Memory, digest_together
-from vllm_qualify.recipe.metrics import GOODPUT, PEAK_CHUNKS, TURN_TTFTS
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.metrics import GOODPUT, OUTPUT_THROUGHPUT, PEAK_CHUNKS, TURN_TTFTS
+from vllm_qualify.recipe.traces.trace import Trace
 
 RESET = "/reset_prefix_cache"
 # Bench's names of the metrics that are no latency. `key_of` builds those of latencies.
 KEYS = {
     "request_throughput_req_s": "request_throughput",
-    "output_throughput_tok_s": "output_throughput",
+    OUTPUT_THROUGHPUT: "output_throughput",
     "total_throughput_tok_s": "total_token_throughput",
     GOODPUT: "request_goodput",
     "acceptance_length_tok": "spec_decode_acceptance_length",
     PEAK_CHUNKS: "max_output_tokens_per_s",
 }
+# Bench's names of the two interfaces, and their paths.
+APIS = {"completions": ("openai", "/v1/completions"), "chat": ("openai-chat", "/v1/chat/completions")}
 # How far bench's own figures may differ from those of its requests. Only rounding is between them, except that older versions
 # end a chat's reply with the chunk that has its usage.
 CONTRADICTION_ALLOWED, OF_CHATS_ALLOWED, OF_CHATS = 1e-6, 0.01, ("tpot", "e2el")
@@ -42,13 +46,15 @@ Remembered = TypeVar("Remembered")
 
 @dataclass(frozen=True)
 class Repeat:
-    """A repeat as bench left it. `path` is that of its result file in the evidence folder.
+    """A repeat as bench left it.
 
     A big load's file takes seconds to read, so results from it are remembered for as long as the file is the same.
     """
 
+    folder: Path
     number: int
     path: str
+    """of its result file, in the evidence folder"""
     text: str
 
     @cached_property
@@ -59,32 +65,35 @@ class Repeat:
     @property
     def about(self) -> Any:
         """The result without its LONG_LISTS. Raises ValueError."""
-        return self.remembered("about", lambda: _without_long_lists(self.result))
+        return self.remember("about", self._without_long_lists)
+
+    def _without_long_lists(self) -> Any:
+        if not isinstance(self.result, dict):
+            return self.result
+        return {name: value for name, value in self.result.items() if name not in LONG_LISTS}
 
     def line_of(self, key: str) -> str:
         """The line of a key in the result file, as `path:line`; only the path if the file does not have the key."""
-        line = self.remembered(("line", key), lambda: _line_of(self.text, key))
+        line = self.remember(("line", key), lambda: _line_of(self.text, key))
         return self.path if line is None else f"{self.path}:{line}"
 
-    def steady(self, settings: Load, is_open: bool = False) -> "Steady":
+    def steady(self, settings: Load) -> "Steady":
         """The same as `steady_of` for the repeat's result."""
-        is_open = is_open or settings.is_open
-        what = ("steady", settings.model_dump_json(), is_open)
-        return self.remembered(what, lambda: steady_of(self.result, settings, is_open))
+        what = ("steady", settings.model_dump_json())
+        return self.remember(what, lambda: steady_of(self.result, settings, planned_trace(self.folder, settings)))
 
-    def remembered(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
+    @property
+    def peak_chunks(self) -> int:
+        """The same as `peak_chunks` for the repeat's result."""
+        return self.remember("peak", lambda: peak_chunks(self.result))
+
+    def remember(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:
         """The same as `Memory.find`, for the result file."""
-        return RESULTS.find(self._digest, what, find)
+        return RESULTS.find(self._text_digest, what, find)
 
     @cached_property
-    def _digest(self) -> bytes:
+    def _text_digest(self) -> bytes:
         return digest_together(self.text.encode(errors="surrogatepass"))
-
-
-def _without_long_lists(result: Any) -> Any:
-    if not isinstance(result, dict):
-        return result
-    return {name: value for name, value in result.items() if name not in LONG_LISTS}
 
 
 def _line_of(text: str, key: str) -> int | None:
@@ -107,53 +116,54 @@ class Steady:
     untold: dict[str, str]
 
 
+def metrics_pages(folder: Path, number: int) -> tuple[Path, Path]:
+    """The server's /metrics from before a repeat, and from after it."""
+    return folder / f"metrics-{number}-before.txt", folder / f"metrics-{number}-after.txt"
+
+
 def count_of(folder: Path) -> int:
-    """The number of repeats in a folder that `parse` takes. Raises OSError."""
-    return max(_numbers(folder), default=0)
-
-
-def _numbers(folder: Path) -> list[int]:
+    """The number of repeats in a folder. Raises OSError."""
     names = [re.fullmatch(r"bench-([1-9]\d*)\.json", path.name) for path in folder.iterdir()]
-    return [int(name[1]) for name in names if name]
+    return max((int(name[1]) for name in names if name), default=0)
 
 
 def read_repeat(folder: Path, place: str, number: int) -> Repeat:
-    """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE."""
-    text = (folder / f"bench-{number}.json").read_text()
-    repeat = Repeat(number, f"{place}/bench-{number}.json", text)
-    # This raises an error if the file is cut.
+    """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE, also if the file is cut."""
+    repeat = Repeat(folder, number, f"{place}/bench-{number}.json", (folder / f"bench-{number}.json").read_text())
     _ = repeat.about
     return repeat
 
 
-def steady_of(result: dict[str, Any], settings: Load, is_open: bool = False) -> Steady:
-    """What the requests of a result show. `is_open` says that they were sent at a rate, and not when others ended.
+def steady_of(result: dict[str, Any], settings: Load, trace: Trace | None = None) -> Steady:
+    """What the requests of a result show, those of a trace from their times in the trace on.
 
-    Over a whole run the figures are the same as bench's own, but computed from its requests.
-
-    Raises:
-        steady.UnsteadyError: the requests have no steady state, or contradict bench's own figures.
-        steady.OverloadError: they were sent faster than the server can answer.
+    Over a whole run the figures are the same as bench's own, but computed from its requests. Raises steady.UnsteadyError if
+    these have no steady state or contradict bench's, steady.OverloadError if they were sent faster than the server can answer.
     """
     requests = steady.requests_of(result, settings.max_concurrency)
-    whole = steady.figures_of(steady.whole(requests, float(result["duration"])), settings.slo, as_bench=True)
+    whole = steady.figures_of(steady.whole_window(requests, float(result["duration"])), settings.slo, as_bench=True)
     for name, value in whole.items():
-        reported = float(result[key_of(name)])
+        is_of_chats, reported = settings.api == "chat" and name.startswith(OF_CHATS), float(result[key_of(name)])
+        allowed = OF_CHATS_ALLOWED if is_of_chats else CONTRADICTION_ALLOWED
         # `not … <=`: NaN contradicts its requests too.
-        if not abs(reported - value) <= _allowed(name, settings) * abs(value):
+        if not abs(reported - value) <= allowed * abs(value):
             compared = f"{key_of(name)} is {reported:g}, and by them {value:g}"
             raise steady.UnsteadyError(f"bench's own figure contradicts its requests: {compared}")
+    if trace:
+        result = at_trace_times(result, trace)
+        requests = steady.requests_of(result, settings.max_concurrency)
+        whole = steady.figures_of(steady.whole_window(requests, result["duration"]), settings.slo, as_bench=True)
     if settings.window == "whole":
-        return Steady(whole | _of_turns(result, settings), len(requests.starts), requests.rebuilt, {})
+        return Steady(whole | _turn_ttfts(result, settings), len(requests.starts), requests.rebuilt, {})
     if settings.api == "chat":
         requests = requests.without_openings()
-    window = steady.find_open(requests) if is_open else steady.find(requests, settings.max_concurrency)
-    untold = steady.untold(window, settings.slo)
+    window = steady.find_open_window(requests) if settings.is_open else steady.find_window(requests, settings.max_concurrency)
+    untold = steady.distrusted_metrics(window, settings.slo)
     values = {name: value for name, value in steady.figures_of(window, settings.slo).items() if name not in untold}
     return Steady(values, window.count, requests.rebuilt, untold)
 
 
-def _of_turns(result: dict[str, Any], settings: Load) -> dict[str, float]:
+def _turn_ttfts(result: dict[str, Any], settings: Load) -> dict[str, float]:
     """Empty for a load without turns. Bench's lists are in the order of its requests, in which first turns come first."""
     if settings.turns == 1:
         return {}
@@ -163,10 +173,7 @@ def _of_turns(result: dict[str, Any], settings: Load) -> dict[str, float]:
 
 
 def peak_chunks(result: dict[str, Any]) -> int:
-    """The most chunks of a result's replies in one second, of those that begin with the first request's start, as bench counts.
-
-    Raises one of UNUSABLE.
-    """
+    """The most chunks in one of the seconds since the first request's start, as bench counts. Raises one of UNUSABLE."""
     starts, ttfts = (np.asarray(result[name], dtype=float) for name in ("start_times", "ttfts"))
     # Summed up one after another, as bench does: else rounding could move a chunk into the next second.
     came = [np.cumsum([first, *gaps]) for first, gaps in zip(starts + ttfts, result["itls"], strict=True)]
@@ -174,11 +181,6 @@ def peak_chunks(result: dict[str, Any]) -> int:
     if not ((seconds >= 0) & (seconds < MOST_S)).all():
         raise ValueError("its times to a token are no times")
     return int(np.bincount(seconds.astype(int)).max())
-
-
-def _allowed(name: str, settings: Load) -> float:
-    is_of_chats = settings.api == "chat" and name.startswith(OF_CHATS)
-    return OF_CHATS_ALLOWED if is_of_chats else CONTRADICTION_ALLOWED
 
 
 def key_of(name: str) -> str:

@@ -15,25 +15,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm_qualify.engine import bench as benches
-from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.kinds.base import EngineKind
 from vllm_qualify.engine.process import Tell
+from vllm_qualify.engine.server import STAGE as SERVE
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.watch import HOST_SAMPLES, HostSample
 from vllm_qualify.evidence.load import agreement
-from vllm_qualify.evidence.load.agreement import Asked
 from vllm_qualify.evidence.load.client import Driven, command_of
 from vllm_qualify.evidence.load.problems import CLIENT_CORES_ALLOWED, CLIENT_REMEDY, ClientUse, counters_of
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, around, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.evidence.trend import LEAST_VALUES, slope_of
-from vllm_qualify.evidence.watched import problems as watched_problems
-from vllm_qualify.evidence.watched import read_host
+from vllm_qualify.evidence.watched import read_host, watched_in, watched_problems
+from vllm_qualify.recipe.load import LEAST_PROMPTS_PER_CLIENT, Load
 from vllm_qualify.recipe.metrics import FAILED_SHARE, GPU_GROWTH, HOST_GROWTH, LATENCY_GROWTHS, METRICS
-from vllm_qualify.recipe.serving import VLLM, EngineName
+from vllm_qualify.recipe.searches import Soak
 from vllm_qualify.recipe.values import Count, Frozen, Number
-from vllm_qualify.recipe.workload import LEAST_PROMPTS_PER_CLIENT, Load, Soak
 
 STAGE = "soak"
 PLANNED, PAGES = "round.json", ("metrics-before.txt", "metrics-after.txt")
@@ -50,6 +50,9 @@ TELL_EVERY = 10
 HOUR_S = 3600.0
 REMEDY = "raise soak_min"
 
+ReadMemory = Callable[[HostSample], float | None]
+"""A memory in MiB by a sample; None if it is not known."""
+
 
 class Planned(Frozen):
     """How many requests each round has."""
@@ -62,16 +65,13 @@ def measure_soak(
 ) -> list[list[str]]:
     """Run rounds until the soak's time is over. Round N is written to `bench-N.json`; 0 is the one before the soak.
 
-    Returns the commands of the first two runs: all others have only other seeds.
-
-    Raises:
-        HostError: bench failed, or a round took longer than the load's time limit.
-        ReleaseError: the server ended meanwhile.
+    Returns the commands of the first two runs: all others have only other seeds. Raises HostError if bench failed, or a round
+    took longer than the load's time limit, ReleaseError if the server ended meanwhile.
     """
     benches.stop_preparing(driven.bench, settings.time_limit_s, driven.server.check_alive)
     least = _least_requests(settings, soak)
     commands = [_run_round(driven, settings, soak, least, folder, 0)]
-    planned = Planned(num_prompts=_requests(settings, soak, least, folder))
+    planned = Planned(num_prompts=_plan_requests(settings, soak, least, folder))
     (folder / PLANNED).write_text(planned.model_dump_json())
     (folder / PAGES[0]).write_text(driven.server.metrics_page())
     began, number = clock(), 0
@@ -85,14 +85,14 @@ def measure_soak(
 
 
 def _least_requests(settings: Load, soak: Soak) -> int:
-    clients, _ = soak.of(settings)
+    clients, _ = soak.clients_and_rate(settings)
     return max(LEAST_REQUESTS, LEAST_PROMPTS_PER_CLIENT * clients)
 
 
-def _requests(settings: Load, soak: Soak, least: int, folder: Path) -> int:
+def _plan_requests(settings: Load, soak: Soak, least: int, folder: Path) -> int:
     """How many requests take as long as a round should, by the rate or by how fast the first run was."""
     round_s = min(soak.duration_s / ROUNDS, ROUND_S, OF_TIME_LIMIT * settings.time_limit_s)
-    _, rate = soak.of(settings)
+    _, rate = soak.clients_and_rate(settings)
     if rate is None:
         rate = float(json.loads((folder / "bench-0.json").read_text())["request_throughput"])
     # A file has no more prompts than the load asks.
@@ -101,36 +101,20 @@ def _requests(settings: Load, soak: Soak, least: int, folder: Path) -> int:
 
 
 def round_settings(settings: Load, soak: Soak, num_prompts: int, number: int) -> Load:
-    """The load of a round."""
-    clients, rate = soak.of(settings)
+    clients, rate = soak.clients_and_rate(settings)
     seed = settings.seed + SEEDS_APART + number
     part = {"max_concurrency": clients, "request_rate": rate, "num_prompts": num_prompts, "seed": seed, "slo": None}
     return settings.model_copy(update=part)
 
 
 def _run_round(driven: Driven, settings: Load, soak: Soak, num_prompts: int, folder: Path, number: int) -> list[str]:
-    client, server = driven.bench.client, driven.server
-    asked, into = round_settings(settings, soak, num_prompts, number), benches.results_folder(driven.bench)
-    whole = command_of(client, server.served_model_name, asked, into, 1, driven.prompts)
-    name = f"bench-{number}.json"
-    command = [*(part for part in whole[:-1] if part != "--save-detailed"), name]
-    log = folder / f"bench-{number}.log"
-    benches.run_command(driven.bench, command, name, log, settings.time_limit_s, server.check_alive, _untold)
-    return benches.recorded(client, command)
-
-
-def _untold(_done: int, _total: int) -> None:
-    """A round is told as a whole."""
-
-
-class Of(NamedTuple):
-    """What a soak was asked: the load that it is a part of, the server's kind, its GPUs, its model's name."""
-
-    settings: Load
-    soak: Soak
-    kind: EngineName = VLLM
-    gpus: Sequence[int] = ()
-    model: str | None = None
+    bench, server, name = driven.bench, driven.server, f"bench-{number}"
+    asked, into = round_settings(settings, soak, num_prompts, number), benches.results_folder(bench)
+    whole = command_of(bench.client, server.served_model_name, asked, into, 1, driven.prompts)
+    command = [*(part for part in whole[:-1] if part != "--save-detailed"), f"{name}.json"]
+    limit_s, log = settings.time_limit_s, folder / f"{name}.log"
+    benches.run_command(bench, command, f"{name}.json", log, limit_s, server.check_alive, benches.no_progress)
+    return benches.typed_command(bench.client, command)
 
 
 @dataclass(frozen=True)
@@ -147,25 +131,54 @@ class Round:
     def middle_h(self) -> float:
         return (self.began + self.ended) / 2 / HOUR_S
 
+    def latency_ms(self, latency: str) -> float | None:
+        """Its mean; None if that is no time."""
+        value = self.result[f"mean_{latency}_ms"]
+        return value if type(value) is float and 0 < value < math.inf else None
 
-def parse_soak(folder: Path, of: Of, levels: Levels, watched: Path) -> list[Measurement]:
-    """One measurement for each metric of a soak. `watched` is the folder with what was watched of the server meanwhile."""
-    source = f"{STAGE}/bench-*.json"
-    names = [HOST_GROWTH, *([GPU_GROWTH] if of.gpus else []), *LATENCY_GROWTHS.values(), FAILED_SHARE]
+
+def parse_soak(folder: Path, settings: Load, soak: Soak, server: ServerPlan, levels: Levels) -> list[Measurement]:
+    """One measurement for each metric of a soak of a part of the load."""
+    source, watched = f"{STAGE}/bench-*.json", watched_in(folder, folder.parent / SERVE)
+    memory = _memory_readers(server.gpus)
+    names = [*memory, *LATENCY_GROWTHS.values(), FAILED_SHARE]
     try:
         planned = Planned.model_validate_json((folder / PLANNED).read_bytes())
-        rounds = [_read_round(folder, number) for number in range(_count(folder) + 1)]
-        counted = _counted(rounds[1:])
-        if problems := [*_round_problems(rounds, planned, of), *_soaked_problems(counted, rounds[1:], of.soak)]:
-            return [invalid(name, "; ".join(problems), source) for name in names]
-        if problems := _counter_problems(folder, rounds[1:], of.kind):
+        first, *rounds = _read_rounds(folder, 0)
+        # Those that began in the warm-up do not count.
+        begin_s = rounds[0].began + WARM_UP * (rounds[-1].ended - rounds[0].began) if rounds else 0.0
+        counted = [each for each in rounds if each.began >= begin_s]
+        sizes = [_least_requests(settings, soak), *[planned.num_prompts] * len(rounds)]
+        loads = [round_settings(settings, soak, size, number) for number, size in enumerate(sizes)]
+        problems = [*_round_problems([first, *rounds], loads, server.served_model_name)]
+        problems += _soaked_problems(counted, rounds, soak)
+        if problems := problems or _counter_problems(folder, rounds, server.engine_kind):
             return [invalid(name, "; ".join(problems), source) for name in names]
         host = read_host(watched)
     except UNUSABLE as error:
         return [invalid(name, f"the soak left no usable evidence: {in_words(error)}", source) for name in names]
-    memory = [_memory(HOST_GROWTH, counted, host, _host_mib, levels)]
-    memory += [_memory(GPU_GROWTH, counted, host, lambda sample: _gpu_mib(sample, of.gpus), levels)] if of.gpus else []
-    return [*memory, *_latencies(counted, of, watched, levels, source), _failed(rounds[1:], levels, source)]
+    spoiled = [*_reply_problems(counted, settings), *_busy_problems(counted, watched)]
+    return [
+        *(_measure_memory(name, counted, host, read, levels) for name, read in memory.items()),
+        *_latency_growths(counted, spoiled, levels, source),
+        _failed_share(rounds, levels, source),
+    ]
+
+
+def _memory_readers(gpus: Sequence[int]) -> dict[str, ReadMemory]:
+    """How the server's memory is read, by metric; that of its GPUs only if it has some."""
+
+    def read_host_mib(sample: HostSample) -> float | None:
+        server = sample.processes.get("server")
+        return server.rss_mib if server else None
+
+    def read_gpus_mib(sample: HostSample) -> float | None:
+        """The used memory of all GPUs; None if that of one is not known."""
+        used = {gpu.index: gpu.memory_used_mib for gpu in sample.gpus}
+        each = [used.get(gpu) for gpu in gpus]
+        return float(sum(mib for mib in each if mib is not None)) if None not in each else None
+
+    return {HOST_GROWTH: read_host_mib, **({GPU_GROWTH: read_gpus_mib} if gpus else {})}
 
 
 class SoakCourse(Frozen):
@@ -179,56 +192,36 @@ class SoakCourse(Frozen):
 
 def soak_course(folder: Path, gpus: Sequence[int], watched: Path) -> SoakCourse:
     """All rounds of a soak, also those of the warm-up. Raises one of UNUSABLE."""
-    rounds, host = [_read_round(folder, number) for number in range(1, _count(folder) + 1)], read_host(watched)
+    rounds, host = _read_rounds(folder, 1), read_host(watched)
     if len(rounds) < LEAST_VALUES:
         raise ValueError(f"{len(rounds)} rounds")
+    memory = {metric: _round_means(rounds, host, read) for metric, read in _memory_readers(gpus).items()}
     return SoakCourse(
         time_s=[HOUR_S * (each.middle_h - rounds[0].middle_h) for each in rounds],
-        host_mib=_round_means(rounds, host, _host_mib),
-        gpu_mib=_round_means(rounds, host, lambda sample: _gpu_mib(sample, gpus)) if gpus else [None] * len(rounds),
-        latency_ms={name: [_time_of(each, name) for each in rounds] for name in LATENCY_GROWTHS},
+        host_mib=memory[HOST_GROWTH],
+        gpu_mib=memory.get(GPU_GROWTH, [None] * len(rounds)),
+        latency_ms={name: [each.latency_ms(name) for each in rounds] for name in LATENCY_GROWTHS},
     )
 
 
-def _time_of(each: Round, latency: str) -> float | None:
-    value = each.result[f"mean_{latency}_ms"]
-    return value if type(value) is float and 0 < value < math.inf else None
+def _read_rounds(folder: Path, first: int) -> list[Round]:
+    """The rounds from the first on. Raises one of UNUSABLE."""
+    rounds = []
+    for number in range(first, sum(1 for _ in folder.glob("bench-*.json"))):
+        result = json.loads((folder / f"bench-{number}.json").read_text())
+        use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
+        ended, duration = use.cpu_s[-1][0], float(result["duration"])
+        if not 0 < duration < math.inf:
+            raise ValueError(f"round {number} took {duration} s")
+        rounds.append(Round(number, result, ended - duration, ended, use.cores(ended - duration, ended)))
+    return rounds
 
 
-def _count(folder: Path) -> int:
-    return sum(1 for _ in folder.glob("bench-*.json")) - 1
-
-
-def _read_round(folder: Path, number: int) -> Round:
-    """Raises one of UNUSABLE."""
-    result = json.loads((folder / f"bench-{number}.json").read_text())
-    use = ClientUse.model_validate_json((folder / f"client-{number}.json").read_bytes())
-    ended, duration = use.cpu_s[-1][0], float(result["duration"])
-    if not 0 < duration < math.inf:
-        raise ValueError(f"round {number} took {duration} s")
-    return Round(number, result, ended - duration, ended, use.cores(ended - duration, ended))
-
-
-def _counted(rounds: Sequence[Round]) -> list[Round]:
-    """The rounds without those that began in the warm-up."""
-    if not rounds:
-        return []
-    begin, end = rounds[0].began, rounds[-1].ended
-    return [each for each in rounds if each.began >= begin + WARM_UP * (end - begin)]
-
-
-def _round_problems(rounds: Sequence[Round], planned: Planned, of: Of) -> Iterator[str]:
-    for each in rounds:
-        wanted = planned.num_prompts if each.number else _least_requests(of.settings, of.soak)
-        asked = round_settings(of.settings, of.soak, wanted, each.number)
-        other = [
-            f"{name} {each.result[name]}, not {value}"
-            for name, value in Asked(asked, of.model, asked.request_rate).settings.items()
-            if each.result[name] != value
-        ]
-        if other:
+def _round_problems(rounds: Sequence[Round], loads: Sequence[Load], model: str) -> Iterator[str]:
+    for each, load in zip(rounds, loads, strict=True):
+        if other := agreement.setting_problems(each.result, load, model):
             yield f"round {each.number}: bench had {', '.join(other)}"
-        completed, failed = each.result["completed"], each.result["failed"]
+        completed, failed, wanted = each.result["completed"], each.result["failed"], load.num_prompts
         if not (completed >= 0 and failed >= 0 and completed + failed == wanted):
             yield f"round {each.number}: {completed} requests completed and {failed} failed, of {wanted}"
 
@@ -247,66 +240,51 @@ def _soaked_problems(counted: Sequence[Round], rounds: Sequence[Round], soak: So
         yield "a round is a copy of another one"
 
 
-def _counter_problems(folder: Path, rounds: Sequence[Round], kind: EngineName) -> list[str]:
+def _counter_problems(folder: Path, rounds: Sequence[Round], kind: EngineKind) -> list[str]:
     """Where the server's counters disagree with bench. Of requests that failed it may have made tokens too.
 
     Raises one of UNUSABLE.
     """
-    if "generation_tokens" not in KINDS[kind].counters:
+    if "generation_tokens" not in kind.counters:
         return []
     samples, counted = counters_of(*(folder / page for page in PAGES))
-    name = KINDS[kind].total("generation_tokens")
-    if problems := agreement.went_back(*samples) or counted.missing([name]):
+    name = kind.total("generation_tokens")
+    if problems := agreement.counter_resets(*samples) or counted.missing([name]):
         return problems
     generated, reported = counted.gained(name), sum(each.result["total_output_tokens"] for each in rounds)
     is_right = generated >= reported if any(each.result["failed"] for each in rounds) else generated == reported
     return [] if is_right else [f"the server counts {generated:g} generated tokens, and bench {reported:g}"]
 
 
-def _memory(
-    metric: str, rounds: Sequence[Round], host: Sequence[HostSample], of: Callable[[HostSample], float | None], levels: Levels
+def _measure_memory(
+    metric: str, rounds: Sequence[Round], host: Sequence[HostSample], read: ReadMemory, levels: Levels
 ) -> Measurement:
     source = f"{STAGE}/watched/{HOST_SAMPLES}"
-    pairs = zip(rounds, _round_means(rounds, host, of), strict=True)
+    pairs = zip(rounds, _round_means(rounds, host, read), strict=True)
     means = [(each.middle_h, mean) for each, mean in pairs if mean is not None]
     if len(means) < LEAST_VALUES:
         because = f"the memory is known in {len(means)} of {len(rounds)} rounds, and a slope needs {LEAST_VALUES}: {REMEDY}"
         return invalid(metric, because, source)
-    return _growth(metric, means, levels, source, in_percent=False)
+    return _measure_growth(metric, means, levels, source, in_percent=False)
 
 
-def _round_means(
-    rounds: Sequence[Round], host: Sequence[HostSample], of: Callable[[HostSample], float | None]
-) -> list[float | None]:
-    known = [(sample.time, value) for sample in host if (value := of(sample)) is not None]
+def _round_means(rounds: Sequence[Round], host: Sequence[HostSample], read: ReadMemory) -> list[float | None]:
+    known = [(sample.time, value) for sample in host if (value := read(sample)) is not None]
     # With the pause before it: a short round may have no sample of its own.
     since = [rounds[0].began, *(each.ended for each in rounds[:-1])]
     during = ([mib for at, mib in known if begin <= at <= each.ended] for begin, each in zip(since, rounds, strict=True))
     return [statistics.fmean(values) if values else None for values in during]
 
 
-def _host_mib(sample: HostSample) -> float | None:
-    server = sample.processes.get("server")
-    return server.rss_mib if server else None
-
-
-def _gpu_mib(sample: HostSample, gpus: Sequence[int]) -> float | None:
-    """The used memory of all GPUs; None if that of one is not known."""
-    used = {gpu.index: gpu.memory_used_mib for gpu in sample.gpus}
-    each = [used.get(gpu) for gpu in gpus]
-    return float(sum(mib for mib in each if mib is not None)) if None not in each else None
-
-
-def _latencies(rounds: Sequence[Round], of: Of, watched: Path, levels: Levels, source: str) -> Iterator[Measurement]:
-    problems = [*_reply_problems(rounds, of.settings), *_busy_problems(rounds, of, watched)]
+def _latency_growths(rounds: Sequence[Round], problems: Sequence[str], levels: Levels, source: str) -> Iterator[Measurement]:
+    """Invalid with `problems`."""
     for latency, metric in LATENCY_GROWTHS.items():
-        key = f"mean_{latency}_ms"
-        values = [(each.middle_h, each.result[key]) for each in rounds]
-        wrong = [value for _, value in values if type(value) is not float or not 0 < value < math.inf]
-        if because := problems or ([f"{key} is {wrong[0]} in a round, which is no time"] if wrong else []):
+        values = [(each.middle_h, value) for each in rounds if (value := each.latency_ms(latency)) is not None]
+        wrong = [each.result[f"mean_{latency}_ms"] for each in rounds if each.latency_ms(latency) is None]
+        if because := problems or ([f"mean_{latency}_ms is {wrong[0]} in a round, which is no time"] if wrong else []):
             yield invalid(metric, "; ".join(because), source)
         else:
-            yield _growth(metric, values, levels, source, in_percent=True)
+            yield _measure_growth(metric, values, levels, source, in_percent=True)
 
 
 def _reply_problems(rounds: Sequence[Round], settings: Load) -> Iterator[str]:
@@ -321,16 +299,15 @@ def _reply_problems(rounds: Sequence[Round], settings: Load) -> Iterator[str]:
             return
 
 
-def _busy_problems(rounds: Sequence[Round], of: Of, watched: Path) -> Iterator[str]:
+def _busy_problems(rounds: Sequence[Round], watched: Path) -> Iterator[str]:
     """What makes latencies those of the client or of a machine that was slowed down."""
     busiest = max((each.cores for each in rounds if each.cores is not None), default=None)
     if busiest is not None and busiest > CLIENT_CORES_ALLOWED:
         yield f"the client used {busiest:.2f} of a core in a round, so that it measured itself: {CLIENT_REMEDY}"
-    clients, _ = of.soak.of(of.settings)
-    yield from watched_problems(watched, rounds[0].began, rounds[-1].ended, clients, None, kind=KINDS[of.kind])
+    yield from watched_problems(watched, rounds[0].began, rounds[-1].ended)
 
 
-def _growth(
+def _measure_growth(
     metric: str, series: Sequence[tuple[float, float]], levels: Levels, source: str, *, in_percent: bool
 ) -> Measurement:
     try:
@@ -338,22 +315,22 @@ def _growth(
     except UNUSABLE as error:
         return invalid(metric, in_words(error), source)
     times = 100 / slope.mean if in_percent else 1.0
-    ends = slope.interval(_sides(metric, levels))
+    ends = slope.interval(_sides_of_metric(metric, levels))
     interval = around(times * slope.per_time, times * ends.lower, times * ends.upper)
     return valid(metric, times * slope.per_time, source, sample_count=len(series), interval=interval)
 
 
-def _failed(rounds: Sequence[Round], levels: Levels, source: str) -> Measurement:
+def _failed_share(rounds: Sequence[Round], levels: Levels, source: str) -> Measurement:
     """The share of all requests. If failures come together, the differences between rounds tell, and not the requests."""
     failed, asked = ([each.result[name] for each in rounds] for name in ("failed", "num_prompts"))
-    at, share = _sides(FAILED_SHARE, levels), sum(failed) / sum(asked)
+    at, share = _sides_of_metric(FAILED_SHARE, levels), sum(failed) / sum(asked)
     of_requests = share_interval(sum(failed), sum(asked), at)
-    of_rounds = _between([one / whole for one, whole in zip(failed, asked, strict=True)], at)
+    of_rounds = _bound_share([one / whole for one, whole in zip(failed, asked, strict=True)], at)
     lower, upper = min(of_requests.lower, of_rounds.lower), max(of_requests.upper, of_rounds.upper)
     return valid(FAILED_SHARE, share, source, sample_count=sum(asked), interval=around(share, lower, upper))
 
 
-def _between(shares: Sequence[float], at: Sides) -> Interval:
+def _bound_share(shares: Sequence[float], at: Sides) -> Interval:
     """Bounds of the rounds' mean share by its slow waves; the slope's error, times the length of the soak, is such an error."""
     slope = slope_of(range(len(shares)), shares)
     error = slope.error * math.sqrt((len(shares) ** 2 - 1) / 12)
@@ -361,5 +338,5 @@ def _between(shares: Sequence[float], at: Sides) -> Interval:
     return Interval(lower=min(1.0, max(0.0, ends.lower)), upper=min(1.0, max(0.0, ends.upper)))
 
 
-def _sides(metric: str, levels: Levels) -> Sides:
+def _sides_of_metric(metric: str, levels: Levels) -> Sides:
     return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)

@@ -12,73 +12,54 @@ stage's folder:
                                     also batch1/undrafted/, profile/drafted/ and profile/undrafted/
 """
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import httpx
-
-from vllm_qualify.answers import asked
 from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.engine.server import Server, ServerPlan
+from vllm_qualify.evidence import measurement
 from vllm_qualify.evidence.load import figures, result
+from vllm_qualify.evidence.load.greedy import DRAFTED, GREEDY, SIDES, UNDRAFTED, Greedy, SameText, ask_prompt, compare_texts
 from vllm_qualify.evidence.load.problems import request_problems
-from vllm_qualify.evidence.measurement import (
-    UNUSABLE,
-    Measurement,
-    geometric_mean,
-    in_words,
-    invalid,
-    repeat_interval,
-    share_interval,
-    valid,
-)
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
-from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, SAME_TEXT
-from vllm_qualify.recipe.values import Count, Frozen, Seconds, Text
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, OUTPUT_THROUGHPUT, SAME_TEXT
+from vllm_qualify.recipe.values import Frozen
 
 STAGE = "speculation"
-DRAFTED, UNDRAFTED = "drafted", "undrafted"
-SIDES = (DRAFTED, UNDRAFTED)
 BATCH1, PROFILE = "batch1", "profile"
-GREEDY, GREEDY_PAGES = "greedy.json", ("greedy-before.txt", "greedy-after.txt")
-RATE = "output_throughput_tok_s"
-DRAFTS, DRAFT_TOKENS = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+GREEDY_PAGES = ("greedy-before.txt", "greedy-after.txt")
 # Fewer requests, one after another, hardly have a steady state. Fewer pairs do not show the noise.
 LEAST_PROMPTS, LEAST_REPEATS = 20, 2
 # More than the runs of a load and of its sweep, each of which has a seed of its own.
 SEEDS_APART = 1_000
-# For each reply at temperature 0.
-ANSWER_LIMIT_S = 300.0
+
+# What drafts are worth, by the server's own counters of them.
+DRAFTS, DRAFT_TOKENS = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+COUNTERS = (DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT)
 
 RunLoad = Callable[[Server, Load, Path, int], None]
-"""Runs bench once on a server, as repeat N of the load, into a folder, as `client.run` does."""
-
-
-class Greedy(Frozen):
-    """The prompts that both servers get at temperature 0, one after another, and the most tokens of a reply."""
-
-    prompts: list[Text]
-    max_tokens: Count
-    time_limit_s: Seconds = ANSWER_LIMIT_S
+"""Runs bench once on a server, as repeat N of the load, into a folder."""
 
 
 class Pair(NamedTuple):
-    """A server with speculative decoding, and the same without it."""
+    """A server with speculative decoding, and the same without it, in the order of SIDES."""
 
     drafted: Server
     undrafted: Server
 
-    def in_turn(self, turn: int) -> list[tuple[str, Server]]:
-        """Both servers with their names. Their order alternates from turn to turn, so that a drift favours neither."""
-        both = list(zip(SIDES, self, strict=True))
-        return both if turn % 2 == 0 else both[::-1]
+
+class FailedError(ValueError):
+    """The requests of a load do not count; the message says why."""
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 class Acceptance(Frozen):
@@ -102,27 +83,6 @@ class Acceptance(Frozen):
     def rates(self) -> list[float]:
         """For each position, the share of drafts whose token there was accepted."""
         return [accepted / self.drafts for accepted in self.accepted_at]
-
-
-class SameText(Frozen):
-    """For each prompt the character at which the two texts begin to differ, None where they are the same."""
-
-    parts_at: list[int | None]
-
-    @property
-    def same(self) -> int:
-        return self.parts_at.count(None)
-
-    @property
-    def share(self) -> float:
-        return self.same / len(self.parts_at)
-
-
-class FailedError(ValueError):
-    """The requests of a load do not count; the message says why."""
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class Drafting(Frozen):
@@ -172,15 +132,11 @@ def draft_loads(settings: Load) -> dict[str, Load]:
 class Start(NamedTuple):
     """What a server does in one start, where both are started in turn: it runs these repeats of both loads.
 
-    In its first start it is asked the prompts before.
+    Before the first repeat it is asked the prompts.
     """
 
     side: str
     repeats: range
-
-    @property
-    def is_first(self) -> bool:
-        return self.repeats.start == 1
 
 
 # The folder of the first server where the two were started in turn.
@@ -195,146 +151,42 @@ def starts_in_turn(settings: Load) -> list[Start]:
 
 
 def measure_start(start: Start, server: Server, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
-    """Do one of `starts_in_turn`. Raises as `measure_speculation`."""
-    if start.is_first:
-        (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
-        with _counting(server if start.side == DRAFTED else None, folder):
-            for prompt in greedy.prompts:
-                _ask(start.side, server, prompt, greedy, folder)
-    for name, each in draft_loads(settings).items():
-        inside = folder / name / start.side
-        inside.mkdir(parents=True, exist_ok=True)
-        for repeat in start.repeats:
-            run(server, each, inside, repeat)
+    """Do one of `starts_in_turn`. Raises QualifyError."""
+    asked = greedy if start.repeats.start == 1 else None
+    _measure_sides({start.side: server}, start.repeats, asked, settings, folder, run)
 
 
 def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
     """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
 
-    Raises:
-        ReleaseError: a server has ended.
-        whatever `run` raises.
+    Raises ReleaseError if a server has ended, and whatever `run` raises.
     """
-    (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
-    with _counting(servers.drafted, folder):
+    repeats = range(1, draft_loads(settings)[PROFILE].repeats + 1)
+    _measure_sides(dict(zip(SIDES, servers, strict=True)), repeats, greedy, settings, folder, run)
+
+
+def _measure_sides(
+    servers: dict[str, Server], repeats: range, greedy: Greedy | None, settings: Load, folder: Path, run: RunLoad
+) -> None:
+    """Ask the prompts, if there are any, and run these repeats of both loads, with the counters of the drafting server."""
+    # Their order alternates from turn to turn, so that a drift favours neither.
+    in_turn = (list(servers.items()), list(servers.items())[::-1])
+    if greedy:
+        (folder / GREEDY).write_text(greedy.model_dump_json(indent=2))
+        before, after = (folder / page for page in GREEDY_PAGES)
+        if drafted := servers.get(DRAFTED):
+            before.write_text(drafted.metrics_page())
         for turn, prompt in enumerate(greedy.prompts):
-            for side, server in servers.in_turn(turn):
-                _ask(side, server, prompt, greedy, folder)
+            for side, server in in_turn[turn % 2]:
+                ask_prompt(side, server, prompt, greedy, folder)
+        if drafted:
+            after.write_text(drafted.metrics_page())
     for name, each in draft_loads(settings).items():
-        for side in SIDES:
-            (folder / name / side).mkdir(parents=True)
-        for repeat in range(1, each.repeats + 1):
-            for side, server in servers.in_turn(repeat - 1):
+        for side in servers:
+            (folder / name / side).mkdir(parents=True, exist_ok=True)
+        for repeat in repeats:
+            for side, server in in_turn[(repeat - 1) % 2]:
                 run(server, each, folder / name / side, repeat)
-
-
-@contextmanager
-def _counting(drafted: Server | None, folder: Path) -> Iterator[None]:
-    """Save the drafting server's counters before and after the block."""
-    before, after = (folder / page for page in GREEDY_PAGES)
-    if drafted:
-        before.write_text(drafted.metrics_page())
-    yield
-    if drafted:
-        after.write_text(drafted.metrics_page())
-
-
-def _ask(side: str, server: Server, prompt: str, greedy: Greedy, folder: Path) -> None:
-    answer = _answer(server, greedy_request(prompt, greedy, server.served_model_name), greedy.time_limit_s)
-    with (folder / f"{side}.jsonl").open("a") as file:
-        file.write(json.dumps(answer) + "\n")
-
-
-def greedy_request(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt, "max_tokens": greedy.max_tokens, "temperature": 0, "seed": 0}
-
-
-def _answer(server: Server, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    try:
-        answer = asked("POST", f"{server.url}/v1/completions", limit_s, json=request)
-    except httpx.HTTPError as error:
-        server.check_alive()
-        return {"request": request, "status": None, "error": f"{type(error).__name__}: {error}"}
-    return {"request": request, "status": answer.status_code, "body": answer.text}
-
-
-def acceptance(before: str, after: str) -> Acceptance:
-    """The fate of the drafts between two /metrics pages.
-
-    Raises:
-        ValueError: the counters are missing, went down or contradict each other, or nothing was drafted.
-    """
-    then, now = _counted(before), _counted(after)
-    if then.keys() != now.keys():
-        raise ValueError("the server counts its drafts by other names afterwards")
-    gained = {key: now[key] - then[key] for key in now}
-    # `not … <=`: NaN is no count.
-    if not all(0 <= count < math.inf for count in gained.values()):
-        raise ValueError("the server's counters of its drafts went down: it was started anew")
-    drafts, tokens, accepted = (int(gained[name, None]) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED))
-    if drafts == 0:
-        raise ValueError("the server drafted nothing")
-    counters = Acceptance(drafts=drafts, draft_tokens=tokens, accepted_at=_by_position(gained))
-    if sum(counters.accepted_at) != accepted or not accepted <= tokens or max(counters.accepted_at) > drafts:
-        raise ValueError(f"the server's counters of its drafts contradict each other: {accepted} accepted, and {counters}")
-    return counters
-
-
-CounterKey = tuple[str, int | None]
-
-
-def _counted(page: str) -> dict[CounterKey, float]:
-    """The counters of drafts, by name and position, over all engines. Raises ValueError if one is missing."""
-    totals: dict[CounterKey, float] = {}
-    for name, position, value in _samples(page):
-        totals[name, position] = totals.get((name, position), 0.0) + value
-    lacking = {DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT} - {name for name, _ in totals}
-    if lacking:
-        raise ValueError(f"the server's /metrics has no {', '.join(sorted(lacking))}")
-    return totals
-
-
-def _samples(page: str) -> Iterator[tuple[str, int | None, float]]:
-    for sample in samples_of(page, lambda line: line.startswith((DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT))):
-        if sample.name in (DRAFTS, DRAFT_TOKENS, ACCEPTED):
-            yield sample.name, None, sample.value
-        elif sample.name == ACCEPTED_AT:
-            yield sample.name, int(sample.labels["position"]), sample.value
-
-
-def _by_position(gained: dict[CounterKey, float]) -> list[int]:
-    """The accepted tokens by position. Raises ValueError if a position is missing."""
-    by_position = {position: count for (_, position), count in gained.items() if position is not None}
-    if sorted(by_position) != list(range(len(by_position))):
-        raise ValueError(f"the server's counters have the positions {sorted(by_position)}")
-    return [int(by_position[position]) for position in sorted(by_position)]
-
-
-def add_up(parts: Sequence[Acceptance]) -> Acceptance:
-    """Add up several stretches. Raises ValueError if their drafts are not equally long."""
-    return Acceptance(
-        drafts=sum(part.drafts for part in parts),
-        draft_tokens=sum(part.draft_tokens for part in parts),
-        accepted_at=[sum(counts) for counts in zip(*(part.accepted_at for part in parts), strict=True)],
-    )
-
-
-def same_text(ours: Sequence[str], theirs: Sequence[str]) -> SameText:
-    """Where the texts of two servers begin to differ, prompt by prompt.
-
-    Raises:
-        ValueError: there are no texts, or one server has more than the other.
-    """
-    if not ours:
-        raise ValueError("no prompt was asked")
-    return SameText(parts_at=[_parts_at(*pair) for pair in zip(ours, theirs, strict=True)])
-
-
-def _parts_at(one: str, other: str) -> int | None:
-    if one == other:
-        return None
-    shorter = min(len(one), len(other))
-    return next((at for at in range(shorter) if one[at] != other[at]), shorter)
 
 
 def parse_speculation(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> list[Measurement]:
@@ -342,20 +194,19 @@ def parse_speculation(folder: Path, settings: Load, levels: Levels, server: Serv
 
     The speedup compares two servers: see `rates` and judge.compare.speedup.
     """
-    return [_acceptance_length(folder, settings, levels, server), _same_text(folder, levels)]
+    return [_measure_acceptance(folder, settings, levels, server), _measure_same_text(folder, levels)]
 
 
 def rates(folder: Path, name: str, settings: Load, levels: Levels, servers: Sequence[ServerPlan]) -> list[Measurement]:
     """Output tokens per second under BATCH1 or PROFILE of both servers, whose plans are `servers`, in the order of SIDES."""
-    return [_rate(folder, name, side, settings, levels, server) for side, server in zip(SIDES, servers, strict=True)]
+    return [_measure_rate(folder, name, side, settings, levels, server) for side, server in zip(SIDES, servers, strict=True)]
 
 
-def _rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
-    about = (server.kind, server.arguments, None, server.served_model_name)
+def _measure_rate(folder: Path, name: str, side: str, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
     # In turn, the server with drafts ran half of its repeats before the other one, and was then started again for the rest.
-    one_start = not (folder / FIRST_IN_TURN).is_dir()
-    measurements = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, *about, one_start=one_start)
-    (rate,) = (measurement for measurement in measurements if measurement.metric == RATE)
+    checks = figures.LoadChecks(is_one_start=not (folder / FIRST_IN_TURN).is_dir())
+    rows = figures.parse_load(folder / name / side, draft_loads(settings)[name], levels, server, checks)
+    rate = next(row for row in rows if row.metric == OUTPUT_THROUGHPUT)
     above = f"{folder.name}/{name}/"
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
 
@@ -365,117 +216,126 @@ def sides_at_once(metric: str, levels: Levels) -> Sides:
     return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)
 
 
-def _acceptance_length(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
-    place = f"{folder.name}/{BATCH1}/{DRAFTED}"
-    source = f"{place}/metrics-*.txt"
-    rate = _rate(folder, BATCH1, DRAFTED, settings, levels, server)
+def _measure_acceptance(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
+    inside, place = folder / BATCH1 / DRAFTED, f"{folder.name}/{BATCH1}/{DRAFTED}"
+    source, repeats = f"{place}/metrics-*.txt", draft_loads(settings)[BATCH1].repeats
+    rate = _measure_rate(folder, BATCH1, DRAFTED, settings, levels, server)
     if rate.invalid_because is not None:
         return invalid(ACCEPTANCE_BATCH1, rate.invalid_because, source)
     try:
-        parts = _acceptances(folder / BATCH1 / DRAFTED, draft_loads(settings)[BATCH1].repeats)
+        parts = _read_acceptances(inside, repeats)
         lengths = [part.length_tok for part in parts]
-        interval = repeat_interval(lengths, sides_at_once(ACCEPTANCE_BATCH1, levels))
-        traced = [path for repeat in range(1, len(parts) + 1) for path in _lines_of(folder / BATCH1 / DRAFTED, place, repeat)]
+        interval = measurement.repeat_interval(lengths, sides_at_once(ACCEPTANCE_BATCH1, levels))
+        pages = [page for number in range(1, repeats + 1) for page in result.metrics_pages(inside, number)]
+        traced = [f"{place}/{page.name}:{_find_accepted(page)}" for page in pages]
     except UNUSABLE as error:
         return invalid(ACCEPTANCE_BATCH1, f"no usable counters: {in_words(error)}", source)
     count = sum(part.drafts for part in parts)
     others = {"sample_count": count, "repeats": lengths, "interval": interval, "traced_to": traced}
-    return valid(ACCEPTANCE_BATCH1, geometric_mean(lengths), source, **others)
+    return valid(ACCEPTANCE_BATCH1, measurement.geometric_mean(lengths), source, **others)
 
 
-def _acceptances(folder: Path, repeats: int) -> list[Acceptance]:
+def _find_accepted(page: Path) -> int:
+    """The line with the count of accepted tokens."""
+    return next(number for number, line in enumerate(page.read_text().splitlines(), 1) if line.startswith(ACCEPTED))
+
+
+def _read_acceptances(folder: Path, repeats: int) -> list[Acceptance]:
     """The fate of the drafts of each repeat. Raises one of UNUSABLE."""
-    return [_between(folder, _pages(repeat)) for repeat in range(1, repeats + 1)]
+    return [_read_pages(*result.metrics_pages(folder, repeat)) for repeat in range(1, repeats + 1)]
 
 
-def _between(folder: Path, pages: tuple[str, str]) -> Acceptance:
+def _read_pages(before: Path, after: Path) -> Acceptance:
     """The fate of the drafts between two files. Raises one of UNUSABLE."""
-    return acceptance(*((folder / page).read_text() for page in pages))
+    return read_acceptance(before.read_text(), after.read_text())
 
 
-def _pages(repeat: int) -> tuple[str, str]:
-    return f"metrics-{repeat}-before.txt", f"metrics-{repeat}-after.txt"
+def read_acceptance(before: str, after: str) -> Acceptance:
+    """The fate of the drafts between two /metrics pages.
+
+    Raises ValueError if the counters are missing, went down or contradict each other, or nothing was drafted.
+    """
+    then, now = _read_counters(before), _read_counters(after)
+    if then.keys() != now.keys():
+        raise ValueError("the server counts its drafts by other names afterwards")
+    gained = {key: now[key] - then[key] for key in now}
+    # `not … <=`: NaN is no count.
+    if not all(0 <= count < math.inf for count in gained.values()):
+        raise ValueError("the server's counters of its drafts went down: it was started anew")
+    drafts, tokens, accepted = (int(gained[name, None]) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED))
+    if drafts == 0:
+        raise ValueError("the server drafted nothing")
+    by_position = {position: int(count) for (_, position), count in gained.items() if position is not None}
+    positions = sorted(by_position)
+    if positions != list(range(len(positions))):
+        raise ValueError(f"the server's counters have the positions {positions}")
+    accepted_at = [by_position[position] for position in positions]
+    counters = Acceptance(drafts=drafts, draft_tokens=tokens, accepted_at=accepted_at)
+    if sum(accepted_at) != accepted or not accepted <= tokens or max(accepted_at) > drafts:
+        raise ValueError(f"the server's counters of its drafts contradict each other: {accepted} accepted, and {counters}")
+    return counters
 
 
-def _lines_of(folder: Path, place: str, repeat: int) -> Iterator[str]:
-    """The lines with the count of accepted tokens before and after a repeat, as `path:line`."""
-    for page in _pages(repeat):
-        lines = (folder / page).read_text().splitlines()
-        yield f"{place}/{page}:{next(number for number, line in enumerate(lines, 1) if line.startswith(ACCEPTED))}"
+def _read_counters(page: str) -> dict[tuple[str, int | None], float]:
+    """The counters of drafts, by name and position, over all engines. Raises ValueError if one is missing."""
+    totals: dict[tuple[str, int | None], float] = {}
+    for sample in samples_of(page, lambda line: line.startswith(COUNTERS)):
+        if sample.name in COUNTERS:
+            key = sample.name, int(sample.labels["position"]) if sample.name == ACCEPTED_AT else None
+            totals[key] = totals.get(key, 0.0) + sample.value
+    if lacking := {*COUNTERS} - {name for name, _ in totals}:
+        raise ValueError(f"the server's /metrics has no {', '.join(sorted(lacking))}")
+    return totals
 
 
-def _same_text(folder: Path, levels: Levels) -> Measurement:
+def _measure_same_text(folder: Path, levels: Levels) -> Measurement:
     source = f"{folder.name}/{DRAFTED}.jsonl beside {folder.name}/{UNDRAFTED}.jsonl"
     try:
-        texts = _texts(folder)
+        texts = compare_texts(folder)
     except UNUSABLE as error:
         return invalid(SAME_TEXT, f"no usable replies: {in_words(error)}", source)
     count = len(texts.parts_at)
-    interval = share_interval(texts.same, count, sides_at_once(SAME_TEXT, levels))
-    parted = [number for number, at in enumerate(texts.parts_at, 1) if at is not None]
-    traced = [f"{folder.name}/{side}.jsonl:{number}" for number in parted or [1] for side in SIDES]
+    interval = measurement.share_interval(texts.same, count, sides_at_once(SAME_TEXT, levels))
+    parted = [(number, at) for number, at in enumerate(texts.parts_at, 1) if at is not None]
+    traced = [f"{folder.name}/{side}.jsonl:{number}" for number, _ in parted or [(1, 0)] for side in SIDES]
     if parted:
-        first = parted[0]
-        source += f": {len(parted)} of {count} texts part, the first that of prompt {first} at character"
-        source += f" {texts.parts_at[first - 1]}"
+        number, at = parted[0]
+        source += f": {len(parted)} of {count} texts part, the first that of prompt {number} at character {at}"
     return valid(SAME_TEXT, texts.share, source, sample_count=count, interval=interval, traced_to=traced)
-
-
-def _texts(folder: Path) -> SameText:
-    """Compare the texts of both servers. Raises one of UNUSABLE."""
-    greedy = Greedy.model_validate_json((folder / GREEDY).read_bytes())
-    ours, theirs = (_replies(folder / f"{side}.jsonl", greedy) for side in SIDES)
-    return same_text(ours, theirs)
-
-
-def _replies(path: Path, greedy: Greedy) -> list[str]:
-    """All texts of one server. Raises one of UNUSABLE."""
-    answers = [json.loads(line) for line in path.read_text().splitlines()]
-    if [answer["request"]["prompt"] for answer in answers] != greedy.prompts:
-        raise ValueError(f"{path.name} has {len(answers)} replies, and not one to each of {len(greedy.prompts)} prompts")
-    return [_text(answer, greedy) for answer in answers]
-
-
-def _text(answer: dict[str, Any], greedy: Greedy) -> str:
-    if answer["status"] != httpx.codes.OK:
-        raise ValueError(answer.get("error") or f"HTTP {answer['status']}: {answer['body'][:200]}")
-    body = json.loads(answer["body"])
-    text, reason = body["choices"][0]["text"], body["choices"][0]["finish_reason"]
-    if not (isinstance(text, str) and text):
-        raise ValueError("a reply is empty")
-    if reason not in ("stop", "length"):
-        raise ValueError(f"a reply ended by {reason!r}")
-    if reason == "length" and (tokens := body["usage"]["completion_tokens"]) != greedy.max_tokens:
-        raise ValueError(f"a reply was cut after {tokens} of {greedy.max_tokens} tokens")
-    return text
 
 
 def document(folder: Path, settings: Load) -> SpeculationDetails:
     """What the report shows besides the measurements, only from the stage's files."""
     try:
-        texts = _texts(folder)
+        texts = compare_texts(folder)
     except UNUSABLE:
         # The measurement says why.
         texts = None
-    greedy = _drafting(1, lambda: _between(folder, GREEDY_PAGES))
-    batch1, profile = (_under_load(folder / name / DRAFTED, each) for name, each in draft_loads(settings).items())
+    greedy = _describe_drafting(1, lambda: _read_pages(*(folder / page for page in GREEDY_PAGES)))
+    batch1, profile = (
+        _describe_drafting(each.max_concurrency, partial(_sum_repeats, folder / name / DRAFTED, each))
+        for name, each in draft_loads(settings).items()
+    )
     return SpeculationDetails(greedy=greedy, batch1=batch1, profile=profile, texts=texts)
 
 
-def _under_load(folder: Path, settings: Load) -> Drafting:
-    """The drafting under a load. It is unknown if requests failed: their drafts are counted, but their replies are missing."""
-    return _drafting(settings.max_concurrency, lambda: _of_whole_repeats(folder, settings))
+def _sum_repeats(folder: Path, settings: Load) -> Acceptance:
+    """The fate of the drafts of all repeats. Raises one of UNUSABLE, also if the drafts are not equally long.
 
-
-def _of_whole_repeats(folder: Path, settings: Load) -> Acceptance:
-    """The fate of the drafts of all repeats, none of which may have failed requests. Raises one of UNUSABLE."""
+    It is unknown if requests failed: their drafts are counted, but their replies are missing.
+    """
     for number in range(1, settings.repeats + 1):
         if problems := request_problems(result.read_repeat(folder, folder.name, number).about, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")
-    return add_up(_acceptances(folder, settings.repeats))
+    parts = _read_acceptances(folder, settings.repeats)
+    return Acceptance(
+        drafts=sum(part.drafts for part in parts),
+        draft_tokens=sum(part.draft_tokens for part in parts),
+        accepted_at=[sum(counts) for counts in zip(*(part.accepted_at for part in parts), strict=True)],
+    )
 
 
-def _drafting(clients: int, read: Callable[[], Acceptance]) -> Drafting:
+def _describe_drafting(clients: int, read: Callable[[], Acceptance]) -> Drafting:
     try:
         drafts = read()
     except UNUSABLE as error:

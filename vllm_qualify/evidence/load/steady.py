@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vllm_qualify.lazy import Lazy
-from vllm_qualify.recipe.metrics import GOODPUT, METRICS, least_requests
-from vllm_qualify.recipe.workload import Slo
+from vllm_qualify.recipe.load import Slo
+from vllm_qualify.recipe.metrics import GOODPUT, METRICS, OUTPUT_THROUGHPUT, least_requests
 
 if TYPE_CHECKING:
     from scipy import stats
@@ -145,25 +145,21 @@ def requests_of(result: dict[str, Any], clients: int) -> Requests:
     """The requests of one of bench's detailed results. All must have been answered.
 
     vLLM's bench records their starts from 0.15 on. For older versions they follow from the latencies: when a client's request
-    ends, that client sends the next one.
-
-    Raises:
-        UnsteadyError: the starts do not follow from the latencies.
-        LookupError, TypeError, ValueError: it is no such result.
+    ends, that client sends the next one. Raises UnsteadyError if they do not, LookupError, TypeError or ValueError if it is no
+    such result.
     """
-    ttfts = np.asarray(result["ttfts"], dtype=float)
-    gaps = [np.asarray(each, dtype=float) for each in result["itls"]]
-    rebuilt = "start_times" not in result
+    ttfts, inputs, outputs = (np.asarray(result[name], dtype=float) for name in ("ttfts", "input_lens", "output_lens"))
+    gaps, rebuilt = [np.asarray(each, dtype=float) for each in result["itls"]], "start_times" not in result
     latencies = [float(ttft + each.sum()) for ttft, each in zip(ttfts, gaps, strict=True)]
-    starts = _rebuilt(latencies, clients, result["duration"]) if rebuilt else np.asarray(result["start_times"], dtype=float)
-    inputs, outputs = (np.asarray(result[name], dtype=float) for name in ("input_lens", "output_lens"))
+    starts = _rebuild_starts(latencies, clients, result["duration"]) if rebuilt else result["start_times"]
+    starts = np.asarray(starts, dtype=float)
     if not len(starts) == len(ttfts) == len(inputs) == len(outputs):
         raise ValueError("its lists of requests are not equally long")
     order = np.argsort(starts, kind="stable")
     return Requests(starts[order], ttfts[order], [gaps[at] for at in order], inputs[order], outputs[order], rebuilt)
 
 
-def _rebuilt(latencies: list[float], clients: int, duration: float) -> np.ndarray:
+def _rebuild_starts(latencies: list[float], clients: int, duration: float) -> np.ndarray:
     """Starts from 0 on, stretched to fill the duration, because bench needs a little time between two requests."""
     free, starts = [0.0] * clients, []
     for latency in latencies:
@@ -177,7 +173,7 @@ def _rebuilt(latencies: list[float], clients: int, duration: float) -> np.ndarra
     return np.asarray(starts) * (duration / max(free))
 
 
-def whole(requests: Requests, duration: float) -> Window:
+def whole_window(requests: Requests, duration: float) -> Window:
     """All requests and bench's whole duration, as bench counts."""
     begin = requests.starts[:1]
     # Rounding in the sum of times may miss the end.
@@ -190,12 +186,8 @@ def ramp_up_s(requests: Requests, clients: int) -> float:
     return float((requests.starts[wave] + requests.ttfts[wave]).max() - requests.starts[0])
 
 
-def find(requests: Requests, clients: int) -> Window:
-    """The window of the steady state.
-
-    Raises:
-        UnsteadyError: there is none.
-    """
+def find_window(requests: Requests, clients: int) -> Window:
+    """The window of the steady state. Raises UnsteadyError if there is none."""
     total = len(requests.starts)
     waves = total // clients - 2
     spare = math.floor(waves - LEAST_SHARE * total / clients)
@@ -212,12 +204,10 @@ def find(requests: Requests, clients: int) -> Window:
     return window
 
 
-def find_open(requests: Requests) -> Window:
+def find_open_window(requests: Requests) -> Window:
     """The window of the steady state for requests that were sent at a rate, whether or not others had ended.
 
-    Raises:
-        OverloadError: the server did not keep up with the rate.
-        UnsteadyError: there is no steady state for another reason.
+    Raises OverloadError if the server did not keep up with the rate, UnsteadyError if there is none for another reason.
     """
     if requests.rebuilt:
         raise UnsteadyError(
@@ -240,7 +230,7 @@ def _check_kept_up(requests: Requests) -> None:
     latencies = requests.latencies
     settled = latencies[truncation(latencies, len(latencies) // 2) :]
     groups = [float(group.mean()) for group in np.array_split(settled, min(GROUPS, len(settled)))]
-    tau, by_chance = _trend(groups)
+    tau, by_chance = _find_trend(groups)
     if not (tau > 0 and by_chance < DRIFT_BY_CHANCE):
         return
     middle = len(settled) // 2
@@ -293,7 +283,7 @@ def _check_drift(window: Window, clients: int) -> None:
     """Raise UnsteadyError if latencies rise or fall all along, and far. A short warm-up is cut off, and noise has no trend."""
     latencies = window.requests.latencies
     waves = latencies[clients : window.last].reshape(-1, clients).mean(axis=1)
-    _, by_chance = _trend(waves)
+    _, by_chance = _find_trend(waves)
     if not by_chance < DRIFT_BY_CHANCE:
         return
     middle = (window.first + window.last) // 2
@@ -303,7 +293,7 @@ def _check_drift(window: Window, clients: int) -> None:
         raise UnsteadyError(f"its requests took ever {trend}, in its second half {change:+.0%}: {REMEDY}")
 
 
-def _trend(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+def _find_trend(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Kendall's tau of values in their order, and the chance of such a tau without a trend. Both are NaN for fewer than two."""
     if len(values) < 2:
         return math.nan, math.nan
@@ -320,24 +310,30 @@ def figures_of(window: Window, slo: Slo | None, *, as_bench: bool = False) -> di
     the window. As many ended in it, and the choice does not depend on how long they took.
     """
     requests, chosen, rate = window.requests, slice(window.first, window.last), window.count / window.length_s
-    tokens, tpots = _tokens(window) / window.length_s, requests.tpots if as_bench else requests.settled_tpots
+    tokens, tpots = _count_tokens(window) / window.length_s, requests.tpots if as_bench else requests.settled_tpots
     figures = {
         "request_throughput_req_s": rate,
-        "output_throughput_tok_s": tokens,
+        OUTPUT_THROUGHPUT: tokens,
         "total_throughput_tok_s": tokens + rate * float(requests.inputs[chosen].mean()),
     }
     if slo:
         figures[GOODPUT] = rate * _share_met(window, slo, tpots)
-    times = {
+    shown_times = {
         "ttft": requests.ttfts[chosen],
         "tpot": tpots[chosen][(requests.outputs[chosen] > 1) & ~np.isnan(tpots[chosen])],
         "itl": np.concatenate(requests.gaps[chosen]),
         "e2el": requests.latencies[chosen],
     }
-    return figures | {name: value for latency, each in times.items() for name, value in _statistics(latency, each)}
+    for latency, shown in shown_times.items():
+        times, names = shown if len(shown) else np.zeros(1), _metrics_of(latency)
+        # All quantiles in one call, so that the times are sorted only once.
+        percentiles = np.percentile(times, [100 * (METRICS[name].quantile or 0) for name in names])
+        for name, percentile in zip(names, percentiles, strict=True):
+            figures[name] = 1000 * float(times.mean() if METRICS[name].quantile is None else percentile)
+    return figures
 
 
-def _tokens(window: Window) -> float:
+def _count_tokens(window: Window) -> float:
     """The mean number of output tokens in the window's stretches."""
     requests = window.requests
     came = [
@@ -357,39 +353,29 @@ def _share_met(window: Window, slo: Slo, tpots: np.ndarray) -> float:
     """The share of requests that met the SLO, of those that show whether they did. 0 if none does."""
     requests, chosen = window.requests, slice(window.first, window.last)
     times = {"ttft": requests.ttfts, "tpot": tpots, "e2el": requests.latencies}
-    wanted = [(times[name][chosen], limit / 1000) for name, limit in slo.wanted.items()]
+    wanted = [(times[name][chosen], limit / 1000) for name, limit in slo.limits_ms.items()]
     shown = ~np.any([np.isnan(each) for each, _ in wanted], axis=0)
     met = np.all([each <= limit for each, limit in wanted], axis=0)[shown]
     return float(met.mean()) if len(met) else 0.0
 
 
-def untold(window: Window, slo: Slo | None) -> dict[str, str]:
+def distrusted_metrics(window: Window, slo: Slo | None) -> dict[str, str]:
     """Why metrics of the times between tokens cannot be trusted, by metric: too many chunks were read at once."""
     requests, chosen = window.requests, slice(window.first, window.last)
     gaps = np.concatenate([np.zeros(0), *requests.gaps[chosen]])
     at_once, reasons = int((gaps < AT_ONCE_S).sum()), dict[str, str]()
     if at_once > AT_ONCE_ALLOWED * len(gaps):
         reason = f"{at_once} of {len(gaps)} gaps between chunks are under {1e6 * AT_ONCE_S:.0f} µs: they were read at once"
-        reasons |= dict.fromkeys(_named("itl"), f"{reason}, {AT_ONCE_REMEDY}")
+        reasons |= dict.fromkeys(_metrics_of("itl"), f"{reason}, {AT_ONCE_REMEDY}")
     tpots = requests.settled_tpots[chosen][requests.outputs[chosen] > 1]
     shown = int((~np.isnan(tpots)).sum())
     reason = f"{shown} of {len(tpots)} replies show a time per token, the others came in one read: {AT_ONCE_REMEDY}"
-    of_tpot = [*_named("tpot"), *([GOODPUT] if slo and slo.tpot_ms else [])]
-    return reasons | {name: reason for name in of_tpot if shown < _least_shown(name, len(tpots))}
+    for name in [*_metrics_of("tpot"), *([GOODPUT] if slo and slo.tpot_ms else [])]:
+        # At most all: if a percentile needs more, the sample count shows that.
+        if shown < max(LEAST_SHOWN * len(tpots), min(least_requests(name), len(tpots))):
+            reasons[name] = reason
+    return reasons
 
 
-def _least_shown(name: str, replies: int) -> float:
-    """How many replies must show a metric, at most all. If a percentile needs more than all, the sample count shows that."""
-    return max(LEAST_SHOWN * replies, min(least_requests(name), replies))
-
-
-def _named(latency: str) -> list[str]:
+def _metrics_of(latency: str) -> list[str]:
     return [name for name in METRICS if name.startswith(f"{latency}_")]
-
-
-def _statistics(latency: str, times: np.ndarray) -> list[tuple[str, float]]:
-    of = times if len(times) else np.zeros(1)
-    quantiles = {name: quantile for name in _named(latency) if (quantile := METRICS[name].quantile) is not None}
-    # All quantiles in one call, so that the times are sorted only once.
-    percentiles = dict(zip(quantiles, np.percentile(of, [100 * each for each in quantiles.values()]), strict=True))
-    return [(name, 1000 * float(percentiles[name] if name in percentiles else of.mean())) for name in _named(latency)]

@@ -9,15 +9,15 @@ What was measured is in docs/design/0049.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.kind import KINDS
+from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence.load.agreement import STREAM_INTERVALS, splits_reasoning
 from vllm_qualify.evidence.load.result import Repeat
-from vllm_qualify.recipe.serving import EngineName, ServerArguments
-from vllm_qualify.recipe.values import CountOrNone, Frozen
-from vllm_qualify.recipe.workload import Load
+from vllm_qualify.recipe.load import Load
+from vllm_qualify.recipe.values import CountOrZero, Frozen
 
 # A reply is short if it brought less than this share of its tokens. Of 2,752 replies of real vLLM servers, 2 did.
 SHORT = 0.5
@@ -32,61 +32,46 @@ SHORT_ALLOWED, LEAST_TOLD = 0.10, 0.80
 LEAST_BY_CHUNKS = 0.55
 # A byte of a text is at most one token; a tokenizer may put a few tokens of its own before it.
 ITS_OWN_TOK = 4
-STREAM_INTERVALS = ("stream_interval", "stream-interval")
-REASONING = ("reasoning-parser", "reasoning_parser")
 
 
 class TextTokens(Frozen):
     """`tokens-N.json`: how many tokens each reply's text has, or why they were not counted; and the hash of these texts."""
 
     texts_sha256: str
-    tokens: list[CountOrNone] = []
+    tokens: list[CountOrZero] = []
     why_not: str = ""
 
 
-class _Told(NamedTuple):
-    """`short` and `shown` are numbers of replies."""
-
-    short: int
-    shown: int
-    told_tok: int
-    usage_tok: int
-    replies: int
-
-
-def told_problems(folder: Path, repeat: Repeat, settings: Load, kind: EngineName, arguments: ServerArguments) -> list[str]:
-    """Why the replies of a repeat, all answered, do not bring their tokens. Empty for older runs, and see `untold`.
+def told_problems(repeat: Repeat, settings: Load, server: ServerPlan) -> list[str]:
+    """Why the replies of a repeat, all answered, do not bring their tokens. Empty if nobody knows, see `why_untold`.
 
     Raises one of UNUSABLE.
     """
-    counted, each = _read(folder, repeat.number), _most_per_chunk(kind, arguments)
+    counted, each = _read_counts(repeat), _most_per_chunk(server)
     if counted is None or counted.why_not or each is None:
         return []
     what = ("told", counted.texts_sha256, tuple(counted.tokens), each)
-    found = repeat.remembered(what, lambda: _told(repeat.result, counted, each))
+    found = repeat.remember(what, lambda: _count_told(repeat.result, counted, each))
     if found is None:
-        return [f"{tokens_path(folder, repeat.number).name} is not of the texts of this repeat"]
-    is_reasoning = settings.api == "chat" and any(arguments.get(name) for name in REASONING)
-    least, most = (
-        (LEAST_BY_CHUNKS, 1.0) if is_reasoning or found.shown < LEAST_SHOWN * found.replies else (LEAST_TOLD, SHORT_ALLOWED)
-    )
-    if found.told_tok >= least * found.usage_tok and found.short <= most * found.replies:
+        return [f"{tokens_path(repeat.folder, repeat.number).name} is not of the texts of this repeat"]
+    short, shown, told_tok, usage_tok, replies = found
+    by_chunks = splits_reasoning(settings, server.arguments) or shown < LEAST_SHOWN * replies
+    least, most = (LEAST_BY_CHUNKS, 1.0) if by_chunks else (LEAST_TOLD, SHORT_ALLOWED)
+    if told_tok >= least * usage_tok and short <= most * replies:
         return []
     return [
-        f"its replies have {found.usage_tok:,} tokens by the server's usage, and brought {found.told_tok:,} at most, by their "
-        f"chunks and by their texts in the model's own tokens; {found.short} of {found.replies} brought less than half of "
+        f"its replies have {usage_tok:,} tokens by the server's usage, and brought {told_tok:,} at most, by their "
+        f"chunks and by their texts in the model's own tokens; {short} of {replies} brought less than half of "
         "theirs: the server counts tokens that it does not send, or a proxy before it cuts replies"
     ]
 
 
-def untold(folder: Path, number: int, kind: EngineName, arguments: ServerArguments) -> str:
+def why_untold(repeat: Repeat, server: ServerPlan) -> str:
     """Why nobody knows whether the replies brought their tokens, in words; empty if it is known. Raises one of UNUSABLE."""
-    counted = _read(folder, number)
-    if counted is None:
-        return ""
-    if counted.why_not:
+    counted = _read_counts(repeat)
+    if counted and counted.why_not:
         return f"the tokens of its texts were not counted: {counted.why_not}"
-    if _most_per_chunk(kind, arguments) is None:
+    if counted and _most_per_chunk(server) is None:
         return "the tokens of its texts do not tell: it is not known how many tokens a chunk has"
     return ""
 
@@ -95,27 +80,30 @@ def tokens_path(folder: Path, number: int) -> Path:
     return folder / f"tokens-{number}.json"
 
 
-def _read(folder: Path, number: int) -> TextTokens | None:
-    path = tokens_path(folder, number)
+def _read_counts(repeat: Repeat) -> TextTokens | None:
+    path = tokens_path(repeat.folder, repeat.number)
     return TextTokens.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
-def _most_per_chunk(kind: EngineName, arguments: ServerArguments) -> int | None:
+def _most_per_chunk(server: ServerPlan) -> int | None:
     """The most tokens that one step of the server puts into a chunk; None if it drafts nobody knows how many."""
-    interval = max((_count(arguments.get(name)) or 1 for name in STREAM_INTERVALS), default=1)
-    speculative = arguments.get(KINDS[kind].speculative)
+    interval = max((_positive_or_none(server.arguments.get(name)) or 1 for name in STREAM_INTERVALS), default=1)
+    speculative = server.arguments.get(server.engine_kind.speculative)
     if not speculative:
         return interval
-    drafted = _count(speculative.get("num_speculative_tokens")) if isinstance(speculative, dict) else None
+    drafted = _positive_or_none(speculative.get("num_speculative_tokens")) if isinstance(speculative, dict) else None
     return None if drafted is None else interval * (1 + drafted)
 
 
-def _count(value: JsonValue) -> int | None:
+def _positive_or_none(value: JsonValue) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _told(result: dict[str, Any], counted: TextTokens, per_chunk: int) -> _Told | None:
-    """None if the counts are not of the result's texts."""
+def _count_told(result: dict[str, Any], counted: TextTokens, per_chunk: int) -> tuple[int, int, int, int, int] | None:
+    """How many replies are short, and how many show in their texts; the tokens they brought, those by the usage; all replies.
+
+    None if the counts are not of the result's texts.
+    """
     texts, usages = result["generated_texts"], result["output_lens"]
     if counted.texts_sha256 != texts_sha256(texts) or len(counted.tokens) != len(texts):
         return None
@@ -129,7 +117,7 @@ def _told(result: dict[str, Any], counted: TextTokens, per_chunk: int) -> _Told 
     ]
     short = sum(brought < SHORT * usage for brought, usage in zip(told, usages, strict=True))
     shown = sum(tokens >= SHOWN * usage for tokens, usage in zip(counted.tokens, usages, strict=True))
-    return _Told(short, shown, sum(told), sum(usages), len(told))
+    return short, shown, sum(told), sum(usages), len(told)
 
 
 def texts_sha256(texts: list[str]) -> str:

@@ -4,40 +4,27 @@ from pathlib import Path
 from typing import Any
 
 from vllm_qualify.evidence import smoke
-from vllm_qualify.evidence.measurement import Measurement, StageEvidence
-from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, dumped
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.stages.stage import Stage, inputs_of
+from vllm_qualify.evidence.stages.world import Commands, World
 from vllm_qualify.plan.cell import CellPlan
 
 
-def smoke_stage(served: Served, plan: CellPlan, evidence: Path) -> StageEvidence:
-    """Ask the fixed prompt. Raises ReleaseError if the server has ended."""
+class Smoke(Stage, name="smoke", is_timed=False):
+    """The fixed prompt, asked twice, and the list of models."""
 
-    def measure(folder: Path) -> Commands:
-        smoke.measure_smoke(served.server, plan.smoke, folder)
+    def settings(self, plan: CellPlan) -> dict[str, dict[str, Any]]:
+        return {"smoke": plan.smoke.model_dump() | {"golden text": plan.smoke_golden}}
+
+    def inputs(self, plan: CellPlan) -> Any:
+        return inputs_of(plan.smoke)
+
+    def measure(self, world: World, folder: Path) -> Commands:
+        smoke.measure_smoke(world.served.server, world.plan.smoke, folder)
         return []
 
-    return SMOKE.run(plan, evidence, measure, {})
+    def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
+        return smoke.parse_smoke(evidence / "smoke", plan.smoke, plan.server.names, plan.smoke_golden)
 
 
-def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
-    return {"smoke": plan.smoke.model_dump() | {"golden text": plan.smoke_golden}}
-
-
-def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    return smoke.parse_smoke(evidence / "smoke", plan.smoke, plan.server.names, plan.smoke_golden)
-
-
-SMOKE = StageKind(
-    name="smoke",
-    is_wanted=lambda _: True,
-    needs_server=lambda _: True,
-    is_timed=False,
-    uses_bench=False,
-    grows=False,
-    settings=_settings,
-    inputs=lambda plan: dumped(plan.smoke),
-    # The list of models, and the prompt each time.
-    longest_s=lambda plan: (1 + smoke.ASKS) * plan.smoke.time_limit_s,
-    parse=_parse,
-)
+SMOKE = Smoke()

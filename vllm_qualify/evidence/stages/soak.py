@@ -3,58 +3,36 @@
 from pathlib import Path
 from typing import Any
 
-from vllm_qualify.engine.process import Tell
 from vllm_qualify.evidence.load import soak
-from vllm_qualify.evidence.measurement import Measurement, StageEvidence
+from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.sequential import levels_for
-from vllm_qualify.evidence.serving import Served
-from vllm_qualify.evidence.stages import bench
-from vllm_qualify.evidence.stages.stage import Commands, StageKind, dumped, order_s
-from vllm_qualify.evidence.watched import watched_in
+from vllm_qualify.evidence.stages.stage import Stage, inputs_of, keep_watched, settled
+from vllm_qualify.evidence.stages.world import Commands, World
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.workload import Soak
+
+NO_SOAK = "the profile has no soak"
 
 
-def soak_stage(served: Served, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:
-    """Soak the server. Raises QualifyError as `soak.measure_soak`."""
+class SoakStage(Stage, name="soak", is_timed=True, uses_bench=True):
+    """What a server does that is busy for long: what memory grows, which latencies rise, what fails."""
 
-    def measure(folder: Path) -> Commands:
-        with bench.meanwhile(plan, evidence, folder):
-            return soak.measure_soak(served.driven(plan), plan.load, _planned(plan), folder, tell)
+    def is_wanted(self, plan: CellPlan) -> bool:
+        return plan.soak is not None
 
-    return SOAK.run(plan, evidence, measure, bench.bench_tools(plan))
+    def settings(self, plan: CellPlan) -> dict[str, dict[str, Any]]:
+        return {"soak": plan.soak.model_dump()} if plan.soak else {}
 
+    def inputs(self, plan: CellPlan) -> Any:
+        return [inputs_of(plan.load), inputs_of(plan.soak)]
 
-def _planned(plan: CellPlan) -> Soak:
-    if plan.soak is None:
-        raise ValueError("the profile has no soak")
-    return plan.soak
+    def measure(self, world: World, folder: Path) -> Commands:
+        settings = settled(world.plan.soak, NO_SOAK)
+        with keep_watched(world.plan, world.evidence, folder):
+            return soak.measure_soak(world.served.driven(world.plan), world.plan.load, settings, folder, world.tell)
 
-
-def _parse(plan: CellPlan, evidence: Path) -> list[Measurement]:
-    server, folder = plan.server, evidence / soak.STAGE
-    of = soak.Of(plan.load, _planned(plan), server.kind, server.gpus, server.served_model_name)
-    return soak.parse_soak(folder, of, levels_for(plan), watched_in(folder, evidence / "serve"))
-
-
-def _settings(plan: CellPlan) -> dict[str, dict[str, Any]]:
-    return {"soak": plan.soak.model_dump()} if plan.soak else {}
+    def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
+        settings = settled(plan.soak, NO_SOAK)
+        return soak.parse_soak(evidence / soak.STAGE, plan.load, settings, plan.server, levels_for(plan))
 
 
-def _longest_s(plan: CellPlan) -> float:
-    """The prompts that are made ahead come to an end, a first run, the soak, and a round that begins at its end."""
-    return 0.0 if plan.soak is None else plan.soak.duration_s + 3 * order_s(plan.load.time_limit_s)
-
-
-SOAK = StageKind(
-    name="soak",
-    is_wanted=lambda plan: plan.soak is not None,
-    needs_server=lambda _: True,
-    is_timed=True,
-    uses_bench=True,
-    grows=False,
-    settings=_settings,
-    inputs=lambda plan: [dumped(plan.load), dumped(plan.soak)],
-    longest_s=_longest_s,
-    parse=_parse,
-)
+SOAK = SoakStage()

@@ -10,9 +10,7 @@ from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, check_dep
 from vllm_qualify.recipe.importing.documents import Node, read_yaml
 from vllm_qualify.recipe.serving import Environment
 
-_TENSOR_PARALLEL = "single_node_tp"
-_PREFILL_DECODE = "pd_cluster"
-_MULTI_NODE = "multi_node_"
+_TENSOR_PARALLEL, _PREFILL_DECODE, _MULTI_NODE = "single_node_tp", "pd_cluster", "multi_node_"
 _MOST_NODES = 16
 _OTHERWISE = ": it takes a deployment on several nodes, or another variant"
 # The hardware for the smallest floating-point formats, if a variant does not name it itself.
@@ -31,12 +29,11 @@ class _Hardware:
     only_if_declared: bool
     scalable: bool
 
-    def chosen(self, by_hardware: Node) -> Node:
+    def choose_entry(self, by_hardware: Node) -> Node:
         """The entry of a mapping for its name, else for its generation, its brand, or `default`."""
-        keys = (self.name, self.generation, self.brand.lower(), "default")
-        return _first(by_hardware[key] for key in keys)
+        return first_given(by_hardware[key] for key in (self.name, self.generation, self.brand.lower(), "default"))
 
-    def override(self, overrides: Node) -> Node:
+    def choose_override(self, overrides: Node) -> Node:
         """The entry for its generation; for NVIDIA hardware without one, the entry `nvidia`."""
         own = overrides[self.generation]
         return overrides["nvidia"] if not own and self.brand == "NVIDIA" else own
@@ -58,26 +55,25 @@ class _Case:
     @cached_property
     def strategy_name(self) -> str:
         """The recommended strategy, or the first one that the hardware allows."""
-        default, listed = self.model["default_strategy"], self._offered
+        default, listed = self.model["default_strategy"], self._offered_strategies
         preferred = [default.text() if default else _TENSOR_PARALLEL, _TENSOR_PARALLEL, *listed]
         recommended = next((name for name in preferred if name in listed), _TENSOR_PARALLEL)
-        if recommended in self._usable or not self._usable:
+        if recommended in self._usable_strategies or not self._usable_strategies:
             return recommended
-        return min(self._usable, key=lambda name: name == _PREFILL_DECODE)
+        return min(self._usable_strategies, key=lambda name: name == _PREFILL_DECODE)
 
     @property
     def scales_out(self) -> bool:
-        return any(name.startswith(_MULTI_NODE) for name in self._usable)
+        return any(name.startswith(_MULTI_NODE) for name in self._usable_strategies)
 
     @cached_property
     def strategy(self) -> Node:
-        name = self.strategy_name
-        if not re.fullmatch(r"[a-z0-9_]+", name):
+        if not re.fullmatch(r"[a-z0-9_]+", self.strategy_name):
             raise self.model["default_strategy"].wrong("the name of a strategy")
-        return read_yaml(self.repository / "strategies" / f"{name}.yaml")
+        return read_yaml(self.repository / "strategies" / f"{self.strategy_name}.yaml")
 
     @property
-    def own(self) -> Node:
+    def own_settings(self) -> Node:
         """The model's own settings for the strategy."""
         return self.model["strategy_overrides"][self.strategy_name]
 
@@ -89,53 +85,48 @@ class _Case:
         return max(((part.count() if part else 0, part) for part in parts), key=lambda bound: bound[0])
 
     @cached_property
-    def _offered(self) -> list[str]:
+    def _offered_strategies(self) -> list[str]:
         """The compatible strategies, and others that some hardware supports."""
         listed = self.model["compatible_strategies"].words()
-        granted = [name for name, by_hardware in self._gates() if "supported" in by_hardware.mapping().values()]
+        gates = self.model["strategy_hardware"].items()
+        granted = [name for name, by_hardware in gates if "supported" in by_hardware.mapping().values()]
         return [*listed, *(name for name in granted if name not in listed)]
 
     @cached_property
-    def _usable(self) -> list[str]:
+    def _usable_strategies(self) -> list[str]:
         """The offered strategies that the hardware allows."""
-        return [name for name in self._offered if self._is_allowed(name) and self._is_reachable(name)]
+        return [name for name in self._offered_strategies if self._is_usable(name)]
 
-    def _gates(self) -> Iterator[tuple[str, Node]]:
-        return self.model["strategy_hardware"].items()
-
-    def _is_allowed(self, strategy: str) -> bool:
-        gate = self.hardware.chosen(self.model["strategy_hardware"][strategy])
-        return gate.value != "unsupported" if gate else strategy in self.model["compatible_strategies"].words()
-
-    def _is_reachable(self, strategy: str) -> bool:
+    def _is_usable(self, strategy: str) -> bool:
+        gate = self.hardware.choose_entry(self.model["strategy_hardware"][strategy])
+        if (gate.value == "unsupported") if gate else strategy not in self.model["compatible_strategies"].words():
+            return False
         several_nodes = strategy.startswith(_MULTI_NODE) or strategy == _PREFILL_DECODE
-        nodes = _MOST_NODES if several_nodes else 1
-        return (self.hardware.scalable or not several_nodes) and (
-            nodes * self.hardware.gpu_count >= self.least_gpus(strategy)[0]
-        )
+        gpus = self.hardware.gpu_count * (_MOST_NODES if several_nodes else 1)
+        return (self.hardware.scalable or not several_nodes) and gpus >= self.least_gpus(strategy)[0]
 
 
-def assembled(model: Node, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
+def assemble_commands(model: Node, variant: str, repository: Path) -> list[tuple[str, Callable[[], Command]]]:
     """For each GPU type of ours that the variant supports: the name of the hardware, and a function that gives its command.
 
     The function raises InexpressibleError if the command needs more than one server on one node.
     """
     profiles = sorted(read_yaml(repository / "taxonomy.yaml")["hardware_profiles"].items(), key=lambda item: item[0])
-    every = [_hardware(part, name) for name, part in profiles if name in GPU_TYPES]
+    every = [
+        _Hardware(
+            name=name,
+            generation=part["generation"].text(),
+            brand=part["brand"].text(),
+            gpu_count=part["gpu_count"].count(),
+            memory_gb=part["vram_gb"].number(),
+            only_if_declared=part["restricted"].value is True,
+            scalable=part["scalable"].value is not False,
+        )
+        for name, part in profiles
+        if name in GPU_TYPES
+    ]
     meant = [hardware for hardware in every if _is_meant(model, model["variants"][variant], hardware)]
-    return [(one.name, partial(_command, _Case(model, variant, one, repository))) for one in meant]
-
-
-def _hardware(part: Node, name: str) -> _Hardware:
-    return _Hardware(
-        name=name,
-        generation=part["generation"].text(),
-        brand=part["brand"].text(),
-        gpu_count=part["gpu_count"].count(),
-        memory_gb=part["vram_gb"].number(),
-        only_if_declared=part["restricted"].value is True,
-        scalable=part["scalable"].value is not False,
-    )
+    return [(one.name, partial(_make_command, _Case(model, variant, one, repository))) for one in meant]
 
 
 def _is_meant(model: Node, variant: Node, hardware: _Hardware) -> bool:
@@ -150,16 +141,17 @@ def _is_meant(model: Node, variant: Node, hardware: _Hardware) -> bool:
     return all(there.get(key) == value for key, value in wanted.items())
 
 
-def _command(case: _Case) -> Command:
+def _make_command(case: _Case) -> Command:
     _check_size(case)
     check_deployment(case.strategy["deploy_type"])
+    model = case.model["model"]
     return Command(
         gpu_type=GPU_TYPES[case.hardware.name],
         variant=case.variant_name,
-        words=[_first((case.variant["model_id"], case.model["model"]["model_id"])).text(), *filter(None, _words(case))],
-        environment=_environment(case),
-        image=_image(case),
-        origin=case.model["model"],
+        words=[first_given((case.variant["model_id"], model["model_id"])).text(), *filter(None, _command_words(case))],
+        environment=_join_environment(case),
+        image=_choose_image(case),
+        origin=model,
     )
 
 
@@ -167,33 +159,32 @@ def _check_size(case: _Case) -> None:
     """Raises InexpressibleError if the model needs more memory or GPUs than one node has, and other ways to serve it exist."""
     hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
     if memory and memory.number() > hardware.memory_gb and (case.scales_out or not hardware.scalable):
-        raise memory.refused(
-            f"weights of {memory.number():g} GB on one node of {hardware.name}, which has {hardware.memory_gb:g} GB{_OTHERWISE}"
-        )
+        there = f"one node of {hardware.name}, which has {hardware.memory_gb:g} GB{_OTHERWISE}"
+        raise memory.refusal(f"weights of {memory.number():g} GB on {there}")
     least, place = case.least_gpus(case.strategy_name)
     if least > hardware.gpu_count:
-        raise place.refused(f"{least} GPUs on one node of {hardware.name}, which has {hardware.gpu_count}{_OTHERWISE}")
+        raise place.refusal(f"{least} GPUs on one node of {hardware.name}, which has {hardware.gpu_count}{_OTHERWISE}")
 
 
-def _words(case: _Case) -> list[str]:
+def _command_words(case: _Case) -> list[str]:
     """The command's words, in the order of vllm-project/recipes: an option's last value counts. Empty words are left out."""
     return [
         *case.model["model"]["base_args"].words(),
         *_extra_args(_early_layers(case)),
         *case.strategy["vllm_args"].words(),
         *(case.strategy["parallel_flag"].text(), str(_parallel_size(case))),
-        *case.own["extra_args"].words(),
-        *case.own["vllm_args"].words(),
+        *case.own_settings["extra_args"].words(),
+        *case.own_settings["vllm_args"].words(),
         *_extra_args(_late_layers(case)),
         *_feature_args(case),
     ]
 
 
-def _environment(case: _Case) -> Environment:
+def _join_environment(case: _Case) -> Environment:
     parts = [
         case.model["model"]["base_env"],
         *(layer["extra_env"] for layer in _early_layers(case)),
-        *(case.strategy["env"], case.own["env"], case.own["extra_env"]),
+        *(case.strategy["env"], case.own_settings["env"], case.own_settings["extra_env"]),
         *(layer["extra_env"] for layer in _late_layers(case)),
     ]
     return {name: value for part in parts for name, value in part.environment().items()}
@@ -209,10 +200,10 @@ def _early_layers(case: _Case) -> list[Node]:
 
 def _late_layers(case: _Case) -> list[Node]:
     """The strategy's layer for a generation replaces those of the model and the variant; that for the GPU type is added."""
-    of_strategy = case.hardware.override(case.own["hardware_overrides"])
-    of_model = [case.hardware.override(part["hardware_overrides"]) for part in (case.model, case.variant)]
+    of_strategy = case.hardware.choose_override(case.own_settings["hardware_overrides"])
+    of_model = [case.hardware.choose_override(part["hardware_overrides"]) for part in (case.model, case.variant)]
     layers = [of_strategy] if of_strategy else of_model
-    return [*layers, case.own["hardware_overrides"][case.hardware.name]]
+    return [*layers, case.own_settings["hardware_overrides"][case.hardware.name]]
 
 
 def _parallel_size(case: _Case) -> int:
@@ -220,8 +211,8 @@ def _parallel_size(case: _Case) -> int:
     hardware, memory = case.hardware, case.variant["vram_minimum_gb"]
     if case.strategy_name != _TENSOR_PARALLEL:
         return hardware.gpu_count
-    for declared in (case.variant["tp"], case.own["tp"]):
-        size = hardware.chosen(declared) if isinstance(declared.value, dict) else declared
+    for declared in (case.variant["tp"], case.own_settings["tp"]):
+        size = hardware.choose_entry(declared) if isinstance(declared.value, dict) else declared
         if size:
             # A CPU has as many ranks as declared: the count in taxonomy.yaml does not limit it.
             return size.count() if hardware.generation == "cpu" else min(size.count(), hardware.gpu_count)
@@ -229,50 +220,44 @@ def _parallel_size(case: _Case) -> int:
     return 1 if fits else hardware.gpu_count
 
 
-def _feature_args(case: _Case) -> list[str]:
+def _feature_args(case: _Case) -> Iterator[str]:
     """The arguments of the features that are on by default, and of those that the variant turns on."""
     optional = case.model["opt_in_features"].words() + case.model["hardware_opt_in_features"][case.hardware.name].words()
     forced = case.variant["default_modes"].mapping()
-    features = [(name, part) for name, part in case.model["features"].items() if name in forced or name not in optional]
-    return [word for name, feature in features for word in _args_of(case, name, feature)]
+    for name, feature in case.model["features"].items():
+        if name in optional and name not in forced:
+            continue
+        strategies = feature["strategies"].words()
+        if strategies and case.strategy_name not in strategies:
+            continue
+        if feature["companion"]:
+            raise feature["companion"].refusal("a feature that needs another command beside the server")
+        if feature["modes"]:
+            mode = _choose_mode(case, name, feature)
+            own = case.hardware.choose_entry(mode["hardware_overrides"])
+        else:
+            mode, own = feature, case.hardware.choose_override(feature["hardware_overrides"])
+        yield from first_given((own["args"], mode["args"])).words()
 
 
-def _args_of(case: _Case, name: str, feature: Node) -> list[str]:
-    strategies = feature["strategies"].words()
-    if strategies and case.strategy_name not in strategies:
-        return []
-    if feature["companion"]:
-        raise feature["companion"].refused("a feature that needs another command beside the server")
-    if feature["modes"]:
-        mode = _mode(case, name, feature)
-        return _first((case.hardware.chosen(mode["hardware_overrides"])["args"], mode["args"])).words()
-    return _first((case.hardware.override(feature["hardware_overrides"])["args"], feature["args"])).words()
-
-
-def _mode(case: _Case, name: str, feature: Node) -> Node:
+def _choose_mode(case: _Case, name: str, feature: Node) -> Node:
     """The mode for this variant and hardware: the one that the variant names, else the feature's default, else the first."""
-    modes = {key: mode for key, mode in feature["modes"].items() if _is_mode_for(case, mode)}
+    modes = dict[str, Node]()
+    for key, mode in feature["modes"].items():
+        variants = mode["variants"].words()
+        on_hardware = (mode["hardware"][name].value for name in (case.hardware.generation, case.hardware.name))
+        if (not variants or case.variant_name in variants) and "unsupported" not in on_hardware:
+            modes[key] = mode
     named = (case.variant["default_modes"][name], feature["default_mode"])
-    return _first([*(modes[part.text()] for part in named if part and part.text() in modes), *modes.values()])
+    return first_given([*(modes[part.text()] for part in named if part and part.text() in modes), *modes.values()])
 
 
-def _is_mode_for(case: _Case, mode: Node) -> bool:
-    variants = mode["variants"].words()
-    names = (case.hardware.generation, case.hardware.name)
-    return (not variants or case.variant_name in variants) and all(
-        mode["hardware"][name].value != "unsupported" for name in names
-    )
-
-
-def _image(case: _Case) -> str | None:
+def _choose_image(case: _Case) -> str | None:
     """The image that the YAML names, if any. Only the JSON has the default image."""
     brand = "intel" if case.hardware.generation == "cpu" else case.hardware.brand.lower()
     exact = case.variant["hardware_overrides"][case.hardware.name]["docker_image"]
-    named = [
-        exact.value,
-        *(_image_for(brand, part) for part in (case.variant["docker_image"], case.model["model"]["docker_image"])),
-    ]
-    return next((image for image in named if isinstance(image, str) and image), None)
+    named = [_image_for(brand, part["docker_image"]) for part in (case.variant, case.model["model"])]
+    return next((image for image in (exact.value, *named) if isinstance(image, str) and image), None)
 
 
 def _image_for(brand: str, part: Node) -> object:
@@ -282,10 +267,10 @@ def _image_for(brand: str, part: Node) -> object:
         part = part[brand]
     elif brand != "nvidia":
         return None
-    return _first((part["cu130"], part["cu129"])).value if isinstance(part.value, dict) else part.value
+    return first_given((part["cu130"], part["cu129"])).value if isinstance(part.value, dict) else part.value
 
 
-def _first(parts: Iterable[Node]) -> Node:
+def first_given(parts: Iterable[Node]) -> Node:
     """The first part that has a value; else a part without a value."""
     every = list(parts)
     return next((part for part in every if part), every[-1] if every else Node(None, Path()))

@@ -1,16 +1,29 @@
-"""A model's YAML, together with its published JSON if that is available."""
+"""The sources: published JSON, a whole command for each GPU type, and a model's YAML, with its JSON if there is any."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.importing.assembly import assembled
-from vllm_qualify.recipe.importing.commands import GPU_TYPES, Command, Gathered, Translated, expressible, translated
-from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, read_yaml
-from vllm_qualify.recipe.importing.published import gathered_json, label
+from vllm_qualify.recipe.importing import assembly
+from vllm_qualify.recipe.importing.commands import (
+    GPU_TYPES,
+    Command,
+    Gathered,
+    Translated,
+    check_deployment,
+    express_commands,
+    translate_command,
+)
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, read_json, read_yaml
+from vllm_qualify.recipe.loading import short
 
+# The end of a path that is the same on every machine.
+_IN_ITS_PLACE = re.compile(
+    r"[^/]+/[^/]+/(hw(/[^/]+\.json|/[^/]+/strategies/[^/]+)?|strategies/[^/]+)$|models/[^/]+/[^/]+\.ya?ml$"
+)
 # The keys of vllm-project/recipes that are read here, or that say nothing of a server's command, by their place.
 _KNOWN = {
     "": (
@@ -38,35 +51,94 @@ _KNOWN = {
 _RELEASE = re.compile(r"\d+(\.\d+)+")
 
 
+def gathered_json(source: Path, variant: str | None = None) -> Gathered:
+    """The command of a file, or the commands of a folder `<org>/<repo>` or `<org>/<repo>/hw`.
+
+    A model's own file `<org>/<repo>.json` has its command under `recommended_command`. For a folder, `variant` chooses one
+    variant's commands. There may be none. Raises CallerError if it is not there or not of this form, InexpressibleError if no
+    recipe can express it; for a folder, if this holds for every file.
+    """
+    if not source.is_dir():
+        document = read_json(source)
+        recommended = document["recommended_command"]
+        return Gathered(_label(source), [translate_command(_read_command(recommended if recommended else document))], [])
+    folder = source / "hw" if (source / "hw").is_dir() else source
+    documents = {file.name: read_json(file) for file in sorted(folder.glob("*.json"))}
+    if not documents:
+        remedy = "give a folder <org>/<repo> with hw/<gpu>.json, one of these files, or a YAML file"
+        raise CallerError("there is no published JSON in this folder", remedy, str(source))
+    # For hardware that is too small for a variant, the file has the command of another variant.
+    others = [name for name, document in documents.items() if variant not in (None, document["variant"].value)]
+    asked = ((name, partial(_read_command, document)) for name, document in documents.items() if name not in others)
+    commands, notes = express_commands(asked)
+    notes += [f"left out {name}: it has the variant {short(documents[name]['variant'].value)}" for name in others]
+    return Gathered(f"{_label(folder)}/*.json", commands, notes)
+
+
+def _label(path: Path) -> str:
+    """The path, starting at the organization. Only the file name if the file is not in its usual place."""
+    match = _IN_ITS_PLACE.search(path.absolute().as_posix())
+    return match.group() if match else path.name
+
+
+def _read_command(document: Node) -> Command:
+    """Raises InexpressibleError unless the document has one command for one node."""
+    check_deployment(document["deploy_type"])
+    nodes, hardware, command = document["node_count"], document["hardware"], document["argv"]
+    if nodes.count() > 1:
+        raise nodes.refusal(f"a deployment on {nodes.count()} nodes")
+    for key, part in document.items():
+        others = key == "companions" or (key.endswith(("argv", "argvs")) and key not in ("argv", "docker_argv"))
+        if others and part.value:
+            raise part.refusal("several commands that run together")
+    if not isinstance(command.value, list) or not command.value:
+        raise command.wrong("the command, a list of words,")
+    words = command.words()
+    if words[:2] != ["vllm", "serve"]:
+        raise command.refusal(f"the command {short(' '.join(words[:2]))}: only `vllm serve` is")
+    if hardware.text() not in GPU_TYPES:
+        shown = document["hardware_profile"]["display_name"].value
+        product = f" ({shown})" if isinstance(shown, str) else ""
+        known = f"known here: {', '.join(GPU_TYPES)}"
+        raise hardware.refusal(f"'{hardware.text()}'{product}, which is not a known GPU type", known)
+    return Command(
+        gpu_type=GPU_TYPES[hardware.text()],
+        variant=document["variant"].text() if document["variant"] else "default",
+        words=words[2:],
+        environment=document["env"].environment(),
+        image=document["docker_image"].text() if document["docker_image"] else None,
+        origin=command,
+    )
+
+
 def gathered_yaml(source: Path, variant: str, published: Path | None) -> Gathered:
     """The variant's commands: the published ones if there are any, with notes where the YAML differs.
 
-    Raises:
-        CallerError: not readable, a key missing or of a wrong type, no such variant.
-        InexpressibleError: no recipe can express a command for any GPU type.
+    Raises as `gathered_json`, and CallerError if there is no such variant.
     """
-    model, repository = read_yaml(source), _repository(source)
+    model, folder = read_yaml(source), source.absolute().parent.parent
+    if folder.name != "models":
+        problem = "this YAML file does not lie in models/<org>/ of its repository"
+        remedy = "give it where it lies, with taxonomy.yaml and strategies/ beside models/"
+        raise CallerError(problem, remedy, str(source))
     _check_tasks(model["meta"]["tasks"])
     if variant not in model["variants"].mapping():
         known = ", ".join(model["variants"].mapping()) or "none"
-        raise CallerError(f"there is no variant '{variant}'", f"variants: {known}", place=model["variants"].place)
-    oldest = _oldest_vllm(model, variant)
-    notes = list(_notes(model, variant, oldest))
-    oldest = oldest if oldest and _RELEASE.fullmatch(oldest) else None
-    by_yaml = assembled(model, variant, repository)
-    by_json = _by_json(source, model, variant, [published] if published else [repository / "api", repository / "public"])
+        raise CallerError(f"there is no variant '{variant}'", f"variants: {known}", model["variants"].place)
+    asked = assembly.first_given(part["min_vllm_version"] for part in (model["variants"][variant], model["model"]))
+    oldest = asked.word() if asked else ""
+    notes = list(_make_notes(model, variant, oldest))
+    released = oldest if _RELEASE.fullmatch(oldest) else None
+    by_yaml = assembly.assemble_commands(model, variant, folder.parent)
+    by_json = _gather_published(source, model, variant, published)
     if by_json:
-        differences = by_note((name, _difference(by_json.commands, GPU_TYPES[name], of)) for name, of in by_yaml)
-        return Gathered(
-            f"{by_json.label}, variant {variant} of {label(source)}",
-            by_json.commands,
-            [*notes, *by_json.notes, *differences],
-            oldest,
-        )
-    commands, left_out = expressible(by_yaml)
+        differences = by_note((name, _describe_difference(by_json.commands, GPU_TYPES[name], of)) for name, of in by_yaml)
+        label = f"{by_json.label}, variant {variant} of {_label(source)}"
+        return Gathered(label, by_json.commands, [*notes, *by_json.notes, *differences], released)
+    commands, left_out = express_commands(by_yaml)
     if not commands:
-        raise model["variants"][variant].refused("a variant that is meant for no GPU type of ours", "choose another variant")
-    return Gathered(f"{label(source)}, variant {variant}", commands, [*notes, *left_out], oldest)
+        raise model["variants"][variant].refusal("a variant that is meant for no GPU type of ours", "choose another variant")
+    return Gathered(f"{_label(source)}, variant {variant}", commands, [*notes, *left_out], released)
 
 
 def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
@@ -80,29 +152,12 @@ def by_note(notes: Iterable[tuple[str, str]]) -> list[str]:
 
 def _check_tasks(tasks: Node) -> None:
     if "omni" in tasks.words():
-        raise tasks.refused("an omni model", "import a text model")
+        raise tasks.refusal("an omni model", "import a text model")
     if tasks.words() == ["embedding"]:
-        raise tasks.refused("an embedding model: it answers no completions", "import a model that generates text")
+        raise tasks.refusal("an embedding model: it answers no completions", "import a model that generates text")
 
 
-def _repository(source: Path) -> Path:
-    folder = source.absolute().parent.parent
-    if folder.name != "models":
-        raise CallerError(
-            "this YAML file does not lie in models/<org>/ of its repository",
-            "give it where it lies, with taxonomy.yaml and strategies/ beside models/",
-            place=str(source),
-        )
-    return folder.parent
-
-
-def _oldest_vllm(model: Node, variant: str) -> str | None:
-    own = model["variants"][variant]["min_vllm_version"]
-    version = own if own else model["model"]["min_vllm_version"]
-    return version.word() if version else None
-
-
-def _notes(model: Node, variant: str, oldest_vllm: str | None) -> Iterator[str]:
+def _make_notes(model: Node, variant: str, oldest_vllm: str) -> Iterator[str]:
     others = [name for name in model["variants"].mapping() if name != variant]
     if others:
         yield f"the YAML has other variants, for recipes of their own: {', '.join(others)}"
@@ -122,38 +177,33 @@ def _unknown_keys(model: Node, variant: str) -> Iterator[str]:
             yield from (".".join([*part.keys, key]) for key in part.mapping() if key not in known)
 
 
-def _by_json(source: Path, model: Node, variant: str, roots: list[Path]) -> Gathered | None:
+def _gather_published(source: Path, model: Node, variant: str, published: Path | None) -> Gathered | None:
     """The commands of the variant's JSON, if there are any. A model with that name may also be another variant or recipe."""
     own = model["variants"][variant]["model_id"]
-    model_id = own.text() if own and variant != "default" else f"{source.absolute().parent.name}/{source.stem}"
+    organization = source.absolute().parent
+    model_id = own.text() if own and variant != "default" else f"{organization.name}/{source.stem}"
     if model_id.startswith("/") or ".." in model_id.split("/"):
         return None
+    roots = [published] if published else [organization.parent.parent / name for name in ("api", "public")]
     folder = next((root / model_id for root in roots if (root / model_id / "hw").is_dir()), None)
     gathered = gathered_json(folder, variant) if folder else None
     return gathered if gathered and gathered.commands else None
 
 
-def _difference(commands: list[Translated], gpu_type: str, command_of: Callable[[], Command]) -> str:
+def _describe_difference(commands: list[Translated], gpu_type: str, command_of: Callable[[], Command]) -> str:
     """A note where the YAML differs from the JSON, which is used; empty if they agree, or neither has a command."""
     published = next((one for one in commands if one.command.gpu_type == gpu_type), None)
     try:
-        own = translated(command_of())
+        own = translate_command(command_of())
     except InexpressibleError as error:
         return f"not compared with the YAML: {error.problem}" if published else ""
     if published is None:
         return "the YAML is meant for it, and the JSON has no command to import"
-    keys = _differing(own, published)
-    return f"the YAML differs from the JSON, which is used, in {', '.join(keys)}" if keys else ""
-
-
-def _differing(one: Translated, other: Translated) -> list[str]:
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"the model": (one.model, one.revision)}, {"the model": (other.model, other.revision)}),
-        (one.arguments, other.arguments),
-        (one.command.environment, other.command.environment),
+        ({"the model": (own.model, own.revision)}, {"the model": (published.model, published.revision)}),
+        (own.arguments, published.arguments),
+        (own.command.environment, published.command.environment),
     ]
-    return [key for left, right in pairs for key in sorted({*left, *right}) if _unlike(left, right, key)]
-
-
-def _unlike(left: dict[str, Any], right: dict[str, Any], key: str) -> bool:
-    return key not in left or key not in right or left[key] != right[key]
+    # No value is None.
+    keys = [key for left, right in pairs for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
+    return f"the YAML differs from the JSON, which is used, in {', '.join(keys)}" if keys else ""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from vllm_qualify.recipe import gpu_types
-from vllm_qualify.recipe.importing.documents import InexpressibleError, Node, short
+from vllm_qualify.recipe.importing.documents import InexpressibleError, Node
 from vllm_qualify.recipe.importing.options import positional_and_arguments
+from vllm_qualify.recipe.loading import short
 from vllm_qualify.recipe.serving import Environment, ServerArguments
 
 # The hardware names of vllm-project/recipes → our GPU types, if the product's name in NVML identifies the type.
@@ -22,17 +23,14 @@ DEPLOYMENTS = {
 }
 # Options that vllm-qualify sets itself → why they are dropped. The model, its name and its revision are used, not dropped.
 _DROPPED = {
-    "host": "vllm-qualify chooses where the server listens",
-    "port": "vllm-qualify chooses where the server listens",
-    "uds": "vllm-qualify chooses where the server listens",
+    **dict.fromkeys(("host", "port", "uds"), "vllm-qualify chooses where the server listens"),
     "api-key": "vllm-qualify asks without a key",
     "hf-token": "set HF_TOKEN in the environment of vllm-qualify",
 }
 _SECRET = ("api-key", "hf-token")
-_OF_SEVERAL_NODES = ("nnodes", "node-rank", "master-addr", "master-port", "headless")
-_OF_SEVERAL_SERVERS = ("data-parallel-address", "data-parallel-rank", "data-parallel-start-rank")
 _REFUSED = {
-    **dict.fromkeys((*_OF_SEVERAL_NODES, *_OF_SEVERAL_SERVERS), "several nodes"),
+    **dict.fromkeys(("nnodes", "node-rank", "master-addr", "master-port", "headless"), "several nodes"),
+    **dict.fromkeys(("data-parallel-address", "data-parallel-rank", "data-parallel-start-rank"), "several nodes"),
     "omni": "an omni model",
     "config": "a configuration file, whose content is not known here",
 }
@@ -79,17 +77,16 @@ class Gathered:
     oldest_vllm: str | None = None
 
 
-def expressible(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[list[Translated], list[str]]:
+def express_commands(sources: Iterable[tuple[str, Callable[[], Command]]]) -> tuple[list[Translated], list[str]]:
     """The commands that a recipe can express, and a note for each that it cannot. Each source is a name and a function.
 
-    Raises:
-        InexpressibleError: no command can be expressed; this is the first one's error.
+    Raises InexpressibleError, that of the first one, if no command can be expressed.
     """
-    commands: dict[str, Translated] = {}
-    names, errors, notes = dict[str, str](), list[InexpressibleError](), list[str]()
+    commands, names = dict[str, Translated](), dict[str, str]()
+    errors, notes = list[InexpressibleError](), list[str]()
     for name, command_of in sources:
         try:
-            one = translated(command_of())
+            one = translate_command(command_of())
         except InexpressibleError as error:
             errors.append(error)
             notes.append(f"left out {name}: {error.problem}")
@@ -108,66 +105,51 @@ def check_deployment(part: Node) -> None:
     """Raises InexpressibleError unless the deployment is `single_node`."""
     deployment = part.text()
     if deployment != "single_node":
-        raise part.refused(f"{deployment}, {DEPLOYMENTS.get(deployment, 'a deployment unknown here')}")
+        raise part.refusal(f"{deployment}, {DEPLOYMENTS.get(deployment, 'a deployment unknown here')}")
 
 
-def translated(command: Command) -> Translated:
+def translate_command(command: Command) -> Translated:
     """The command, translated. Raises InexpressibleError for an option, a value or a placeholder that no recipe can have."""
     origin, notes = command.origin, list[str]()
-    _check_placeholders(command)
+    for text in [*command.words, *command.environment.values()]:
+        if placeholder := _PLACEHOLDER.search(text):
+            raise origin.refusal(f"the placeholder {short(placeholder.group())} in {short(text)}", "fill it in")
     words, arguments = positional_and_arguments(command.words, origin, notes)
-    model = _model(words, arguments, origin)
+    models = [*words, *([arguments.pop("model")] if "model" in arguments else [])]
+    if len(models) != 1 or not isinstance(models[0], str) or not models[0]:
+        raise origin.refusal(f"a command with {len(models)} models ({short(models)}): the model comes first, and there is one")
     _check_options(arguments, origin)
-    revision = _revision(arguments, origin, notes)
-    served_names = _served_names(arguments)
+    revision = _take_revision(arguments, origin, notes)
+    # Without a name, vLLM itself takes the model's.
+    served = arguments.pop("served-model-name", "")
+    served_names = dict.fromkeys(map(str, served) if isinstance(served, list) else [_as_words(served)])
     for name in [name for name in _DROPPED if name in arguments]:
         value = arguments.pop(name)
         shown = "" if name in _SECRET else f" {_as_words(value)}".rstrip()
         notes.append(f"dropped --{name}{shown}: {_DROPPED[name]}")
     notes += [f"--{name} names {_as_words(arguments[name])}, which the image must have" for name in _FILES if name in arguments]
-    return Translated(command, model, revision, served_names, arguments, notes)
-
-
-def _check_placeholders(command: Command) -> None:
-    for text in [*command.words, *command.environment.values()]:
-        match = _PLACEHOLDER.search(text)
-        if match:
-            raise command.origin.refused(f"the placeholder {short(match.group())} in {short(text)}", "fill it in")
-
-
-def _model(words: list[str], arguments: ServerArguments, origin: Node) -> str:
-    given = [*words, *([arguments.pop("model")] if "model" in arguments else [])]
-    if len(given) != 1 or not isinstance(given[0], str) or not given[0]:
-        raise origin.refused(f"a command with {len(given)} models ({short(given)}): the model comes first, and there is one")
-    return given[0]
+    return Translated(command, models[0], revision, [name for name in served_names if name], arguments, notes)
 
 
 def _check_options(arguments: ServerArguments, origin: Node) -> None:
     for name, what in _REFUSED.items():
         if name in arguments and not (name == "nnodes" and arguments[name] == 1):
-            raise origin.refused(f"--{name}: {what}")
+            raise origin.refusal(f"--{name}: {what}")
     if arguments.get("runner") == "pooling":
-        raise origin.refused("--runner pooling: a model that answers no completions", "import a model that generates text")
+        raise origin.refusal("--runner pooling: a model that answers no completions", "import a model that generates text")
     transfer = json.dumps(arguments.get("kv-transfer-config", ""))
     if re.search(r"kv_producer|kv_consumer|Nixl", transfer):
-        raise origin.refused(f"--kv-transfer-config: {DEPLOYMENTS['pd_cluster']}")
+        raise origin.refusal(f"--kv-transfer-config: {DEPLOYMENTS['pd_cluster']}")
 
 
-def _revision(arguments: ServerArguments, origin: Node, notes: list[str]) -> str | None:
+def _take_revision(arguments: ServerArguments, origin: Node, notes: list[str]) -> str | None:
     revision, tokenizer = arguments.pop("revision", None), arguments.pop("tokenizer-revision", None)
     if tokenizer != revision and tokenizer is not None:
-        raise origin.refused("--tokenizer-revision: the tokenizer's revision is the model's")
+        raise origin.refusal("--tokenizer-revision: the tokenizer's revision is the model's")
     if revision is None:
         return None
     notes.append(f"--revision {_as_words(revision)} became the variant's revision")
     return _as_words(revision)
-
-
-def _served_names(arguments: ServerArguments) -> list[str]:
-    """The published names, the model's first one first. Without a name, vLLM itself takes the model's."""
-    given = arguments.pop("served-model-name", "")
-    names = list(map(str, given)) if isinstance(given, list) else [_as_words(given)]
-    return list(dict.fromkeys(name for name in names if name))
 
 
 def _as_words(value: JsonValue) -> str:

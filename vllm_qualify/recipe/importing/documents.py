@@ -11,10 +11,8 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from vllm_qualify.errors import CallerError
+from vllm_qualify.recipe.loading import load_yaml, short
 from vllm_qualify.recipe.serving import Environment
-from vllm_qualify.recipe.yaml_text import load_yaml
-
-_LONGEST_SHOWN = 60
 
 
 class InexpressibleError(CallerError):
@@ -42,11 +40,9 @@ class Node:
 
     def wrong(self, wanted: str) -> CallerError:
         there = f"is {short(self.value)}" if self else "is missing"
-        return CallerError(
-            f"{wanted} is needed here, and it {there}", "take the file as recipes publishes it", place=self.place
-        )
+        return CallerError(f"{wanted} is needed here, and it {there}", "take the file as recipes publishes it", self.place)
 
-    def refused(self, what: str, remedy: str = "import another strategy or GPU type of this model") -> InexpressibleError:
+    def refusal(self, what: str, remedy: str = "import another strategy or GPU type of this model") -> InexpressibleError:
         return InexpressibleError(f"a recipe cannot express {what}", remedy, place=self.place)
 
     def mapping(self) -> dict[str, Any]:
@@ -70,7 +66,7 @@ class Node:
         return self.value
 
     def count(self) -> int:
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < 1:
+        if type(self.value) is not int or self.value < 1:
             raise self.wrong("a whole number of 1 or more")
         return self.value
 
@@ -82,7 +78,7 @@ class Node:
         return [Node(word, self.file, (*self.keys, str(index))).word() for index, word in enumerate(value)]
 
     def word(self) -> str:
-        if isinstance(self.value, int) and not isinstance(self.value, bool):
+        if type(self.value) is int:
             return str(self.value)
         if not isinstance(self.value, str):
             raise self.wrong("a text")
@@ -92,32 +88,24 @@ class Node:
         return {name: part.word() for name, part in self.items()}
 
 
+# No caller changes a document, and every variant of every model has the same taxonomy and strategies.
+_load_cached_yaml = lru_cache(maxsize=32)(load_yaml)
+
+
 def read_json(path: Path) -> Node:
-    return _read(path, json.loads, "JSON")
+    return _read_document(path, json.loads, "JSON")
 
 
 def read_yaml(path: Path) -> Node:
-    return _read(path, _yaml, "YAML")
+    return _read_document(path, _load_cached_yaml, "YAML")
 
 
-@lru_cache(maxsize=32)
-def _yaml(text: str) -> Any:
-    """The document, which no caller changes: every variant of every model has the same taxonomy and strategies."""
-    return load_yaml(text)
-
-
-def _read(path: Path, parse: Callable[[str], Any], form: str) -> Node:
+def _read_document(path: Path, parse: Callable[[str], Any], form: str) -> Node:
     try:
         return Node(parse(path.read_text(encoding="utf-8")), path)
     except OSError as error:
-        raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", place=str(path)) from error
+        raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", str(path)) from error
     # For invalid documents, ruamel also raises some internal errors of its code.
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
         problem = " ".join(str(error).split())
-        raise CallerError(f"not valid {form}: {problem}", f"give it as UTF-8 {form}", place=str(path)) from error
-
-
-def short(value: object) -> str:
-    """The value as Python writes it, cut so that it fits into a message."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+        raise CallerError(f"not valid {form}: {problem}", f"give it as UTF-8 {form}", str(path)) from error

@@ -44,30 +44,26 @@ class _Sent(NamedTuple):
 def make_trace(file: Path, fields: Fields | None = None) -> Made:
     """Make a trace of a log with these `fields`, or else of spans.
 
-    Raises:
-        HostError: there is no such file.
-        CallerError: a line is not of this form, or no request is left.
+    Raises HostError if there is no such file, CallerError if a line is not of this form, or no request is left.
     """
-    rows = [row for line in lines_of(file) for row in (_of_log(line, fields) if fields else _of_spans(line))]
+    rows = [row for line in lines_of(file) for row in (_parse_log(line, fields) if fields else _parse_spans(line))]
     sent = sorted(row for row in rows if row is not None)
     if not sent:
-        problem = "no line is a request that was answered" if fields else "no span has both of a request's numbers of tokens"
-        remedy = (
-            "name its keys with --fields"
-            if fields
-            else f"it needs {INPUT_NAMES[0]} and {OUTPUT_NAMES[0]}; of a log, name --fields"
-        )
-        raise CallerError(problem, remedy, str(file))
+        if fields:
+            raise CallerError("no line is a request that was answered", "name its keys with --fields", str(file))
+        remedy = f"it needs {INPUT_NAMES[0]} and {OUTPUT_NAMES[0]}; of a log, name --fields"
+        raise CallerError("no span has both of a request's numbers of tokens", remedy, str(file))
+    began_s = sent[0].time_s
     lines = [
-        {"arrival_s": round(row.time_s - sent[0].time_s, 6), "input_tok": row.input_tok, "output_tok": row.output_tok}
-        for row in sent
+        {"arrival_s": round(time_s - began_s, 6), "input_tok": input_tok, "output_tok": output_tok}
+        for time_s, input_tok, output_tok in sent
     ]
     return Made("".join(f"{json.dumps(line)}\n" for line in lines), len(sent), len(rows) - len(sent))
 
 
-def _of_log(line: Line, fields: Fields) -> Iterator[_Sent | None]:
+def _parse_log(line: Line, fields: Fields) -> Iterator[_Sent | None]:
     row = object_of(line)
-    time, *lengths = (_at(row, name) for name in fields)
+    time, *lengths = (_value_at(row, name) for name in fields)
     if any(length in (None, 0) for length in lengths):
         # A request that failed, or one of another kind.
         yield None
@@ -78,12 +74,12 @@ def _of_log(line: Line, fields: Fields) -> Iterator[_Sent | None]:
     yield _Sent(_time_s(line, fields.time, time), *lengths)
 
 
-def _at(row: Any, name: str) -> Any:
+def _value_at(row: Any, name: str) -> Any:
     """What is at a name, also at one with dots of its own; None if there is nothing."""
     if isinstance(row, dict) and name in row:
         return row[name]
     first, _, rest = name.partition(".")
-    return _at(row[first], rest) if rest and isinstance(row, dict) and first in row else None
+    return _value_at(row[first], rest) if rest and isinstance(row, dict) and first in row else None
 
 
 def _time_s(line: Line, name: str, value: Any) -> float:
@@ -100,27 +96,27 @@ def _time_s(line: Line, name: str, value: Any) -> float:
     return time_s
 
 
-def _of_spans(line: Line) -> Iterator[_Sent | None]:
+def _parse_spans(line: Line) -> Iterator[_Sent | None]:
     export = object_of(line)
-    for resource in _list(line, export, "resourceSpans"):
-        for scope in _list(line, resource, "scopeSpans"):
-            for span in _list(line, scope, "spans"):
-                yield _of_span(line, span)
+    for resource in _list_at(line, export, "resourceSpans"):
+        for scope in _list_at(line, resource, "scopeSpans"):
+            for span in _list_at(line, scope, "spans"):
+                yield _parse_span(line, span)
 
 
-def _list(line: Line, of: Any, name: str) -> list[Any]:
+def _list_at(line: Line, of: Any, name: str) -> list[Any]:
     values = of.get(name, []) if isinstance(of, dict) else None
     if not isinstance(values, list):
         line.refuse(f"{name} is no list", "give spans as an OTLP exporter writes them as JSON, one export in each line")
     return values
 
 
-def _of_span(line: Line, span: Any) -> _Sent | None:
-    given = {each.get("key"): each.get("value") for each in _list(line, span, "attributes") if isinstance(each, dict)}
-    lengths = [_tokens(given, names) for names in (INPUT_NAMES, OUTPUT_NAMES)]
+def _parse_span(line: Line, span: Any) -> _Sent | None:
+    given = {each.get("key"): each.get("value") for each in _list_at(line, span, "attributes") if isinstance(each, dict)}
+    lengths = [_count_tokens(given, names) for names in (INPUT_NAMES, OUTPUT_NAMES)]
     if not all(lengths):
         return None
-    started = _whole(span.get("startTimeUnixNano"))
+    started = _parse_whole(span.get("startTimeUnixNano"))
     if started is None or not 0 < started < 10**20:
         line.refuse("startTimeUnixNano of a span is no time", "export the spans anew")
     input_tok, output_tok = (length or 0 for length in lengths)
@@ -129,11 +125,11 @@ def _of_span(line: Line, span: Any) -> _Sent | None:
     return _Sent(started / 1e9, input_tok, output_tok)
 
 
-def _tokens(given: dict[Any, Any], names: tuple[str, ...]) -> int | None:
+def _count_tokens(given: dict[Any, Any], names: tuple[str, ...]) -> int | None:
     """A span's number of tokens; OTLP's JSON has whole numbers as texts."""
     values = [value for name in names if isinstance(value := given.get(name), dict)]
-    return _whole(values[0].get("intValue")) if values else None
+    return _parse_whole(values[0].get("intValue")) if values else None
 
 
-def _whole(value: Any) -> int | None:
+def _parse_whole(value: Any) -> int | None:
     return int(value) if isinstance(value, str | int) and re.fullmatch(r"[0-9]{1,25}", str(value)) else None

@@ -15,8 +15,9 @@ import json
 import math
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -64,18 +65,14 @@ class Line(NamedTuple):
 def read_trace(path: Path, *, most: int | None = None, speed: float = 1.0) -> Read:
     """Read the first `most` requests of a file, sent `speed` times as fast as in it. Later lines are not read.
 
-    Raises:
-        HostError: there is no such file.
-        CallerError: it is none of these forms, too large, or one of its lines is no request.
+    Raises HostError if there is no such file, CallerError if it is of no known form, too large, or a line is no request.
     """
     lines = lines_of(path)
     first = next(lines, None)
-    if first is None:
-        raise CallerError("it has no request", "give a trace with one request or more", str(path))
-    form, block_tok, parsed = _form_of(first, lines)
+    form, block_tok, parsed = _detect_form(first, lines) if first else ("", MOST_TOK, iter(()))
     rows, numbers, blocks = list[_Row](), list[int](), 0
     for line, row in parsed:
-        _check(line, row, rows[-1].arrival_s if rows else 0.0)
+        _check_row(line, row, rows[-1].arrival_s if rows else 0.0)
         blocks += math.ceil(row.input_tok / block_tok)
         if len(rows) == MOST_REQUESTS or blocks > MOST_BLOCKS:
             line.refuse(f"the trace has more than {MOST_REQUESTS:,} requests or {MOST_BLOCKS:,} blocks of prompts", CUT)
@@ -87,8 +84,8 @@ def read_trace(path: Path, *, most: int | None = None, speed: float = 1.0) -> Re
         raise CallerError("it has no request", "give a trace with one request or more", str(path))
     # Where no prompt shares anything, each is one block: an id for every 16 tokens would be much to send.
     ids = _Ids(block_tok if any(row.prefix for row in rows) else MOST_TOK)
-    requests = [Request(row.arrival_s / speed, row.input_tok, row.output_tok, ids.of(row)) for row in rows]
-    return Read(Trace.of(ids.block_tok, requests), form, numbers)
+    requests = [Request(row.arrival_s / speed, row.input_tok, row.output_tok, ids.block_ids(row)) for row in rows]
+    return Read(Trace.from_requests(ids.block_tok, requests), form, numbers)
 
 
 CUT = "cut the trace, or ask for its first requests only (num_prompts)"
@@ -106,8 +103,8 @@ def lines_of(path: Path) -> Iterator[Line]:
         read = number = 0
         while body := file.readline(MOST_LINE_BYTES + 1):
             number, read = number + 1, read + len(body)
-            if number == 1:
-                _check_plain(body, path)
+            if number == 1 and (packed := [kind for begin, kind in COMPRESSED.items() if body.startswith(begin)]):
+                raise CallerError(f"it is compressed ({packed[0]})", "unpack it first", str(path))
             line = Line(number, "", path)
             if len(body) > MOST_LINE_BYTES:
                 line.refuse(f"it has more than {MOST_LINE_BYTES:,} bytes", "write one request in each line")
@@ -121,37 +118,24 @@ def lines_of(path: Path) -> Iterator[Line]:
                 yield line._replace(text=text)
 
 
-def _check_plain(body: bytes, path: Path) -> None:
-    kind = next((kind for begin, kind in COMPRESSED.items() if body.startswith(begin)), None)
-    if kind:
-        raise CallerError(f"it is compressed ({kind})", "unpack it first", str(path))
-
-
-def _form_of(first: Line, others: Iterator[Line]) -> tuple[str, int, Iterator[tuple[Line, _Row]]]:
+def _detect_form(first: Line, others: Iterator[Line]) -> tuple[str, int, Iterator[tuple[Line, _Row]]]:
     """The name of a file's form, the tokens of its blocks, and its requests."""
     if [name.strip() for name in first.text.split(",")] == AZURE:
-        return "azure", MOST_TOK, ((line, _of_azure(line)) for line in others)
+        return "azure", MOST_TOK, ((line, _parse_azure(line)) for line in others)
     row = object_of(first)
-    parse: Callable[[Line], _Row]
+    lines = chain([first], others)
     if {"timestamp", "input_length", "output_length"} <= row.keys():
-        name, block_tok, parse = "mooncake", MOONCAKE_BLOCK_TOK, _of_mooncake
-    elif {"arrival_s", "input_tok", "output_tok"} <= row.keys():
-        name, block_tok, parse = "vllm-qualify", OWN_BLOCK_TOK, _of_ours
-    else:
-        first.refuse("the file is no trace of a known form", FORMS)
-    return name, block_tok, ((line, parse(line)) for line in _chained(first, others))
-
-
-def _chained(first: Line, others: Iterable[Line]) -> Iterator[Line]:
-    yield first
-    yield from others
+        return "mooncake", MOONCAKE_BLOCK_TOK, ((line, _parse_mooncake(line)) for line in lines)
+    if {"arrival_s", "input_tok", "output_tok"} <= row.keys():
+        return "vllm-qualify", OWN_BLOCK_TOK, ((line, _parse_own(line)) for line in lines)
+    first.refuse("the file is no trace of a known form", FORMS)
 
 
 def object_of(line: Line) -> dict[str, Any]:
     try:
         row = json.loads(line.text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        line.refuse("it is no JSON object", f"a trace has one request in each line: {FORMS}")
+        row = None
     if not isinstance(row, dict):
         line.refuse("it is no JSON object", f"a trace has one request in each line: {FORMS}")
     return row
@@ -161,7 +145,7 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-def _number(line: Line, row: dict[str, Any], name: str) -> float:
+def _number_at(line: Line, row: dict[str, Any], name: str) -> float:
     value: Any = row.get(name)
     # A whole number can be too large for a float.
     if type(value) not in (int, float) or not abs(value) < 1e18:
@@ -169,53 +153,49 @@ def _number(line: Line, row: dict[str, Any], name: str) -> float:
     return float(value)
 
 
-def _whole(line: Line, row: dict[str, Any], name: str) -> int:
+def _whole_at(line: Line, row: dict[str, Any], name: str) -> int:
     value: Any = row.get(name)
     if type(value) is not int:
         line.refuse(f"{name} is no whole number", f"give {name} of each request, in tokens")
     return value
 
 
-def _of_mooncake(line: Line) -> _Row:
+def _parse_mooncake(line: Line) -> _Row:
     row = object_of(line)
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         line.refuse("hash_ids is no list of whole numbers", "give one id for each 512 tokens of the prompt, or leave it out")
-    length = _whole(line, row, "input_length")
+    length = _whole_at(line, row, "input_length")
     most = math.ceil(length / MOONCAKE_BLOCK_TOK) if 0 < length <= MOST_TOK else len(ids)
     if len(ids) > most:
-        line.refuse(
-            f"it has {len(ids)} hash_ids, and {length} tokens have {most} blocks of {MOONCAKE_BLOCK_TOK}", "mend hash_ids"
-        )
+        problem = f"it has {len(ids)} hash_ids, and {length} tokens have {most} blocks of {MOONCAKE_BLOCK_TOK}"
+        line.refuse(problem, "mend hash_ids")
     prefix = [(each, MOONCAKE_BLOCK_TOK) for each in ids]
-    return _Row(_number(line, row, "timestamp") / 1000, length, _whole(line, row, "output_length"), prefix)
+    return _Row(_number_at(line, row, "timestamp") / 1000, length, _whole_at(line, row, "output_length"), prefix)
 
 
-def _of_ours(line: Line) -> _Row:
+def _parse_own(line: Line) -> _Row:
     row = object_of(line)
     if unknown := row.keys() - {"arrival_s", "input_tok", "output_tok", "prefix"}:
         line.refuse(f"it has the unknown key {min(unknown)}", "write arrival_s, input_tok, output_tok and prefix alone")
-    stretches, length = row.get("prefix", []), _whole(line, row, "input_tok")
+    stretches, length = row.get("prefix", []), _whole_at(line, row, "input_tok")
     remedy = 'write pairs of a name and a number of tokens, like [["system", 512], ["chat-7", 300]]'
     if not isinstance(stretches, list) or not all(_is_stretch(each) for each in stretches):
         line.refuse("prefix is no list of stretches", remedy)
     if (total := sum(each[1] for each in stretches)) > length:
         line.refuse(f"its prefix has {total} tokens, and its prompt {length}", "mend prefix or input_tok")
     prefix = [(name, tok) for name, tok in stretches]
-    return _Row(_number(line, row, "arrival_s"), length, _whole(line, row, "output_tok"), prefix)
+    return _Row(_number_at(line, row, "arrival_s"), length, _whole_at(line, row, "output_tok"), prefix)
 
 
 def _is_stretch(stretch: object) -> bool:
-    return (
-        isinstance(stretch, list)
-        and len(stretch) == 2
-        and isinstance(stretch[0], str)
-        and type(stretch[1]) is int
-        and 0 < stretch[1] <= MOST_TOK
-    )
+    if not isinstance(stretch, list) or len(stretch) != 2:
+        return False
+    name, tokens = stretch
+    return isinstance(name, str) and type(tokens) is int and 0 < tokens <= MOST_TOK
 
 
-def _of_azure(line: Line) -> _Row:
+def _parse_azure(line: Line) -> _Row:
     try:
         cells = [cell.strip() for cell in next(csv.reader([line.text], strict=True))]
     except (csv.Error, StopIteration):
@@ -225,10 +205,10 @@ def _of_azure(line: Line) -> _Row:
     for name, cell in zip(AZURE[1:], cells[1:], strict=True):
         if not re.fullmatch(r"[0-9]{1,12}", cell):
             line.refuse(f"{name} is no whole number", f"give {name} of each request, in tokens")
-    return _Row(_seconds(line, cells[0]), int(cells[1]), int(cells[2]), [])
+    return _Row(_parse_time_s(line, cells[0]), int(cells[1]), int(cells[2]), [])
 
 
-def _seconds(line: Line, written: str) -> float:
+def _parse_time_s(line: Line, written: str) -> float:
     """A time like 2023-11-16 18:15:46.6805900, with more digits than Python reads, in s since 1970; UTC if it names no zone."""
     match = re.fullmatch(r"([-0-9]{10}[ T][:0-9]{8})(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:?[0-9]{2})?", written)
     try:
@@ -241,7 +221,7 @@ def _seconds(line: Line, written: str) -> float:
     return (moment - began).total_seconds() + float(match[2] or 0)
 
 
-def _check(line: Line, row: _Row, before_s: float) -> None:
+def _check_row(line: Line, row: _Row, before_s: float) -> None:
     """Refuse a request that no server could be sent, or that comes before the one before it."""
     if not 0 <= row.arrival_s < math.inf:
         line.refuse(f"its time is {row.arrival_s:g} s", "give times from 0 on")
@@ -263,10 +243,12 @@ class _Ids:
         self._alone = 0
         self._known: dict[tuple[Any, int], int] = {}
 
-    def of(self, row: _Row) -> tuple[int, ...]:
+    def block_ids(self, row: _Row) -> tuple[int, ...]:
         blocks, left = list[int](), row.input_tok
         for name, tokens in row.prefix:
-            for at in range(self._whole_blocks(tokens, left)):
+            # The last block of Mooncake's prompts may be shorter, and still has an id.
+            whole = min(1, left) if tokens == self.block_tok else min(tokens, left) // self.block_tok
+            for at in range(whole):
                 blocks.append(self._known.setdefault((name, at), len(self._known)))
                 left -= self.block_tok
         while left > 0:
@@ -275,9 +257,3 @@ class _Ids:
             blocks.append(self._known.setdefault((self, self._alone), len(self._known)))
             left -= self.block_tok
         return tuple(blocks)
-
-    def _whole_blocks(self, tokens: int, left: int) -> int:
-        """How many blocks a stretch has. The last block of Mooncake's prompts may be shorter, and still has an id."""
-        if tokens == self.block_tok:
-            return 1 if left > 0 else 0
-        return min(tokens, left) // self.block_tok

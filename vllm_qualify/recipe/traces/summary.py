@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from vllm_qualify.recipe.traces.trace import Trace
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, NotNegative, Share
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, NotNegative, Share
 
 # The length of the stretch with the most arrivals.
 PEAK_S = 10
@@ -37,7 +37,7 @@ class Summary(Frozen):
     prompts: Lengths
     replies: Lengths
     longest_tok: Count
-    shared_tok: CountOrNone
+    shared_tok: CountOrZero
     shared_share: Share
     digest: str
 
@@ -51,15 +51,15 @@ class Summary(Frozen):
             f"form        {self.form}",
             f"requests    {self.requests:,} in {self.lasts_s:,.1f} s",
             f"arrivals    {mean}{peak}{bursts}",
-            f"prompts     {_words(self.prompts)}",
-            f"replies     {_words(self.replies)}",
+            f"prompts     {_describe_lengths(self.prompts)}",
+            f"replies     {_describe_lengths(self.replies)}",
             f"context     {self.longest_tok:,} tokens at most, prompt and reply",
             f"prefixes    {self.shared_share:.1%} of the prompts' tokens began an earlier prompt too",
             f"digest      {self.digest}",
         ]
 
 
-def _words(lengths: Lengths) -> str:
+def _describe_lengths(lengths: Lengths) -> str:
     each = f"median {lengths.p50_tok:,}, p90 {lengths.p90_tok:,}, p99 {lengths.p99_tok:,}, most {lengths.most_tok:,}"
     return f"{each} tokens, {lengths.total_tok:,} in all"
 
@@ -74,9 +74,9 @@ def summary_of(trace: Trace, form: str) -> Summary:
         lasts_s=lasts_s,
         mean_req_s=(len(arrivals_s) - 1) / lasts_s if lasts_s else None,
         peak_req_s=peak / PEAK_S,
-        burstiness=_burstiness(arrivals_s),
-        prompts=_lengths(trace.input_toks),
-        replies=_lengths(trace.output_toks),
+        burstiness=_estimate_burstiness(arrivals_s),
+        prompts=_summarize_lengths(trace.input_toks),
+        replies=_summarize_lengths(trace.output_toks),
         longest_tok=max(map(sum, zip(trace.input_toks, trace.output_toks, strict=True))),
         shared_tok=trace.shared_tok,
         shared_share=trace.shared_share,
@@ -84,13 +84,13 @@ def summary_of(trace: Trace, form: str) -> Summary:
     )
 
 
-def _lengths(tokens: Sequence[int]) -> Lengths:
+def _summarize_lengths(tokens: Sequence[int]) -> Lengths:
     ranked = sorted(tokens)
     p50, p90, p99 = (ranked[-(-len(ranked) * percent // 100) - 1] for percent in (50, 90, 99))
     return Lengths(p50_tok=p50, p90_tok=p90, p99_tok=p99, most_tok=ranked[-1], total_tok=sum(ranked))
 
 
-def _burstiness(arrivals_s: Sequence[float]) -> float | None:
+def _estimate_burstiness(arrivals_s: Sequence[float]) -> float | None:
     """The shape of the gamma distribution with this mean and variance of the times between requests, mean² / variance."""
     gaps = [after - before for before, after in pairwise(arrivals_s)]
     if len(gaps) < 2 or not (variance := statistics.variance(gaps)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from vllm_qualify.recipe.values import Count, CountOrNone, Frozen, NotNegative
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, NotNegative
 
 # `hash_ids` of a repeat begin so far from those of the one before: no two requests of different repeats share a block.
 APART = 2**40
@@ -30,10 +30,10 @@ class Trace(Frozen):
     """
 
     block_tok: Count
-    requests: list[tuple[NotNegative, Count, Count, list[CountOrNone]]] = Field(min_length=1)
+    requests: list[tuple[NotNegative, Count, Count, list[CountOrZero]]] = Field(min_length=1)
 
     @classmethod
-    def of(cls, block_tok: int, requests: Iterable[Request]) -> "Trace":
+    def from_requests(cls, block_tok: int, requests: Iterable[Request]) -> "Trace":
         """Requests with blocks of any ids; the first arrives at 0 s."""
         known: dict[int, int] = {}
         rows, began = [], None
@@ -71,19 +71,9 @@ class Trace(Frozen):
         Bench makes the tokens of a block from its id alone. So each `number` has ids of its own: the same prompts again would
         measure the prefix cache.
         """
-        first = APART * number
-        return "".join(
-            json.dumps(
-                {
-                    "timestamp": arrival_s,
-                    "input_length": input_tok,
-                    "output_length": output_tok,
-                    "hash_ids": [first + block for block in blocks],
-                }
-            )
-            + "\n"
-            for arrival_s, input_tok, output_tok, blocks in self.requests
-        )
+        names = ("timestamp", "input_length", "output_length", "hash_ids")
+        rows = ((*row, [APART * number + block for block in blocks]) for *row, blocks in self.requests)
+        return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
 
     @property
     def shared_tok(self) -> int:

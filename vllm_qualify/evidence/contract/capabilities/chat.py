@@ -1,11 +1,12 @@
 """Chats: replies, streams, and a prompt that has all that was said before."""
 
+from functools import partial
+
 from pydantic import JsonValue
 
-from vllm_qualify.evidence.contract.asked import Asked, check_end, need, number
-from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Body, Probe, streamed, user
-from vllm_qualify.evidence.contract.chats import ChatChunk
-from vllm_qualify.evidence.contract.replies import shown
+from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
+from vllm_qualify.evidence.contract.replies import Chat, ChatChunk, need, shorten
+from vllm_qualify.evidence.contract.transcript import Transcript, check_stream_usage
 
 # Questions that every model can answer in a few words.
 QUESTIONS = ("What is 12 + 30?", "Count to 5.", "Say hello.")
@@ -15,85 +16,53 @@ LONG, SHORT = " ".join(["We talk about apples, pears, plums and nuts."] * 5), "B
 GROWS_TOK = 20
 
 
-def _chat(asked: Asked, attempt: str) -> None:
-    spoken, most = asked.chat(attempt), number(asked.said, attempt, "max_tokens")
-    need(spoken.text.strip(), "the reply has no text")
-    tokens = spoken.usage.completion_tokens if spoken.usage else 0
-    need(0 < tokens <= most, f"the reply has {tokens} tokens of at most {most}")
+def _check_chat(replies: Transcript, attempt: str) -> None:
+    spoken = replies.chat(attempt)
+    replies.check_length(attempt, spoken.text, spoken.usage)
 
 
-def _stream(asked: Asked, attempt: str) -> None:
-    spoken, plain = asked.streamed_chat(attempt), asked.chat(PLAIN)
-    for part, came, wanted in (
-        ("thoughts", spoken.reasoning, plain.reasoning),
-        ("content", spoken.content, plain.content),
-    ):
-        need(came == wanted, f"the stream has the {part} {shown(came)}, and the plain reply {shown(wanted)}")
+def _check_stream(replies: Transcript, attempt: str) -> None:
+    spoken, plain = replies.streamed_chat(attempt), replies.chat(PLAIN)
+    for part, came, wanted in (("thoughts", spoken.reasoning, plain.reasoning), ("content", spoken.content, plain.content)):
+        need(came == wanted, f"the stream has the {part} {shorten(came)}, and the plain reply {shorten(wanted)}")
 
 
-def stream_usage(asked: Asked) -> None:
-    usage, plain = asked.streamed_chat(STREAM).usage, asked.chat(PLAIN).usage
-    need(usage is not None, "the stream's last chunk has no usage counts")
-    need(usage == plain, f"the stream counts {usage}, and the plain reply {plain}")
+def _history_body(**said: str) -> Body:
+    """A chat in which the user asks something after what these roles said."""
+    messages: list[JsonValue] = [{"role": role, "content": text} for role, text in said.items()]
+    return {"messages": [*messages, {"role": "user", "content": QUESTIONS[0]}]}
 
 
-def stream_end(asked: Asked) -> None:
-    chunks = asked.said.chunks(STREAM, ChatChunk)
-    check_end(asked.said.events(STREAM), [choice.finish_reason for chunk in chunks for choice in chunk.choices])
+def check_growth(replies: Transcript, attempt: str, **parts: str) -> None:
+    """Check, for each part by its attempt's word, that the prompt with the long text is longer than that with the short one."""
+    for word, part in parts.items():
+        short, long = (replies.read_own(f"{attempt} {each}", Chat).usage.prompt_tokens for each in ("short", word))
+        grows = f"with 38 words more of {part} the prompt grows from {short} to {long} tokens: not all of it is there"
+        need(long - short >= GROWS_TOK, grows)
 
 
-def _turns(said_by_user: str, said_by_model: str) -> Body:
-    messages: list[JsonValue] = [
-        {"role": "user", "content": said_by_user},
-        {"role": "assistant", "content": said_by_model},
-        {"role": "user", "content": QUESTIONS[0]},
-    ]
-    return {"messages": messages}
-
-
-def _system(text: str) -> Body:
-    return {"messages": [{"role": "system", "content": text}, {"role": "user", "content": QUESTIONS[0]}]}
-
-
-def grows(asked: Asked, attempt: str, word: str, what: str) -> None:
-    """The prompt with the long text is longer than that with the short one."""
-    short, long = (_prompt_tok(asked, f"{attempt} {each}") for each in ("short", word))
-    need(
-        long - short >= GROWS_TOK,
-        f"with 38 words more of {what} the prompt grows from {short} to {long} tokens: not all of it is there",
-    )
-
-
-def _prompt_tok(asked: Asked, name: str) -> int:
-    usage = asked.chat(name).usage
-    return usage.prompt_tokens if usage else 0
-
-
-def _remembers(asked: Asked, attempt: str) -> None:
-    grows(asked, attempt, "user", "the user's earlier turn")
-    grows(asked, attempt, "model", "the model's earlier turn")
-
-
-def _heeds_system(asked: Asked, attempt: str) -> None:
-    grows(asked, attempt, "long", "the system prompt")
-
-
-def _ends(asked: Asked, attempt: str) -> None:
-    reason = asked.chat(attempt).reason
+def _check_end_reason(replies: Transcript, attempt: str) -> None:
+    reason = replies.chat(attempt).reason
     need(reason == "stop", f"the reply to '{attempt}' did not end by itself, but by {reason}")
 
 
+SYSTEM = {"short": _history_body(system=SHORT), "long": _history_body(system=LONG)}
+TURNS = {
+    "short": _history_body(user=SHORT, assistant=SHORT),
+    "user": _history_body(user=LONG, assistant=SHORT),
+    "model": _history_body(user=SHORT, assistant=LONG),
+}
+_check_turns = partial(check_growth, user="the user's earlier turn", model="the model's earlier turn")
+
 PROBES = (
-    Probe("chat", [{"": user(QUESTIONS[0])}], _chat),
-    Probe("chat_stream", [{"": streamed(user(QUESTIONS[0]))}], _stream),
-    Probe(
-        "chat_turns",
-        [{"short": _turns(SHORT, SHORT), "user": _turns(LONG, SHORT), "model": _turns(SHORT, LONG)}],
-        _remembers,
-        tokens=1,
-    ),
-    Probe("chat_system", [{"short": _system(SHORT), "long": _system(LONG)}], _heeds_system, tokens=1),
-    Probe("chat_end", [{"": user(question)} for question in QUESTIONS], _ends, tokens=LONG_TOK),
+    Probe("chat", [{"": user_body(QUESTIONS[0])}], _check_chat, SHORT_TOK),
+    Probe("chat_stream", [{"": stream_body(user_body(QUESTIONS[0]))}], _check_stream, SHORT_TOK),
+    Probe("chat_turns", [TURNS], _check_turns, tokens=1),
+    Probe("chat_system", [SYSTEM], partial(check_growth, long="the system prompt"), tokens=1),
+    Probe("chat_end", [{"": user_body(question)} for question in QUESTIONS], _check_end_reason),
 )
 # These are of requests that are asked for other checks.
-OF_OTHERS = {"chat_stream_usage": stream_usage, "chat_stream_end": stream_end}
+OF_OTHERS = {
+    "chat_stream_usage": lambda replies: check_stream_usage(replies.streamed_chat(STREAM).usage, replies.chat(PLAIN).usage),
+    "chat_stream_end": lambda replies: replies.check_end(STREAM, ChatChunk),
+}

@@ -1,12 +1,13 @@
 """Replies that must be JSON: any object, or what fits a schema."""
 
+from functools import partial
 from typing import Literal
 
 from pydantic import ConfigDict, JsonValue
 
-from vllm_qualify.evidence.contract.asked import Asked, need
-from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Probe, user
-from vllm_qualify.evidence.contract.replies import Form, parsed
+from vllm_qualify.evidence.contract.capabilities.probe import Probe, user_body
+from vllm_qualify.evidence.contract.replies import Form, need, parse_form
+from vllm_qualify.evidence.contract.transcript import Transcript
 
 
 class AnyObject(Form):
@@ -27,29 +28,17 @@ QUESTIONS = (
     "Give me one person as JSON.",
 )
 SCHEMA: dict[str, JsonValue] = {"name": "fruit", "strict": True, "schema": Fruit.model_json_schema()}
-FORMATS: dict[str, dict[str, JsonValue]] = {
-    "json_object": {"type": "json_object"},
-    "json_schema": {"type": "json_schema", "json_schema": SCHEMA},
-}
 
 
-def _fits(asked: Asked, attempt: str, form: type[Form]) -> None:
-    spoken = asked.chat(attempt)
+def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
+    spoken = replies.chat(attempt)
     need(spoken.content.strip(), f"the reply to '{attempt}' has no content; it ended by {spoken.reason}")
-    parsed(attempt, spoken.content, form)
+    parse_form(attempt, spoken.content, form)
 
 
-PROBES = (
-    Probe(
-        "json_object",
-        [{"": user(text, response_format=FORMATS["json_object"])} for text in QUESTIONS],
-        lambda asked, attempt: _fits(asked, attempt, AnyObject),
-        tokens=LONG_TOK,
-    ),
-    Probe(
-        "json_schema",
-        [{"": user(text, response_format=FORMATS["json_schema"])} for text in QUESTIONS],
-        lambda asked, attempt: _fits(asked, attempt, Fruit),
-        tokens=LONG_TOK,
-    ),
-)
+def _probe_format(kind: str, form: type[Form], **keys: JsonValue) -> Probe:
+    bodies = [{"": user_body(text, response_format={"type": kind, **keys})} for text in QUESTIONS]
+    return Probe(kind, bodies, partial(_check_form, form=form))
+
+
+PROBES = (_probe_format("json_object", AnyObject), _probe_format("json_schema", Fruit, json_schema=SCHEMA))

@@ -1,10 +1,10 @@
-"""Which probes belong to which capability, in the order in which they are asked."""
+"""Which probes belong to which capability, in the order in which they are tried."""
 
 from collections.abc import Callable, Collection, Mapping
 
-from vllm_qualify.evidence.contract.asked import Asked
 from vllm_qualify.evidence.contract.capabilities import chat, json_schema, reasoning, responses, tools, vision
 from vllm_qualify.evidence.contract.capabilities.probe import Probe
+from vllm_qualify.evidence.contract.transcript import Transcript
 from vllm_qualify.recipe.contract import Capability
 
 PROBES: Mapping[Capability, tuple[Probe, ...]] = {
@@ -16,6 +16,14 @@ PROBES: Mapping[Capability, tuple[Probe, ...]] = {
     "vision": vision.PROBES,
     "responses": responses.PROBES,
 }
+HOLDS: Mapping[str, Callable[[Transcript], None]] = {
+    f"contract_{check}": holds
+    for check, holds in [
+        *((probe.check, probe.judge) for probes in PROBES.values() for probe in probes),
+        *chat.OF_OTHERS.items(),
+        *reasoning.OF_OTHERS.items(),
+    ]
+}
 
 
 def probes_of(capabilities: Collection[Capability]) -> list[Probe]:
@@ -25,9 +33,3 @@ def probes_of(capabilities: Collection[Capability]) -> list[Probe]:
 def most_requests(capabilities: Collection[Capability]) -> int:
     """How many requests there are if no attempt but the last holds."""
     return sum(len(attempt) for probe in probes_of(capabilities) for attempt in probe.attempts)
-
-
-HOLDS: Mapping[str, Callable[[Asked], None]] = {
-    **{f"contract_{probe.check}": probe.judge for probes in PROBES.values() for probe in probes},
-    **{f"contract_{check}": holds for check, holds in {**chat.OF_OTHERS, **reasoning.OF_OTHERS}.items()},
-}

@@ -1,0 +1,254 @@
+"""Why a server ended or never answered, and who must act: from its log and the way it ended. Pure.
+
+A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
+earliest known sign in the log wins. Only lines that say what happened count: no notes, no warnings, no source lines of a
+traceback, and nothing that the server survived. If the log has no sign, the way the server ended decides.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import chain, islice, takewhile
+from signal import Signals
+
+from pydantic import Field
+
+from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass, Turn
+from vllm_qualify.engine.failure.signs import SIGNS, Sign
+from vllm_qualify.recipe.values import Frozen
+
+MOST_LINES = 6
+HIGHEST_SIGNAL = 64
+READY = "Application startup complete"
+
+
+class End(Frozen):
+    """How a server ended, or that it was given up."""
+
+    exit_code: int | None = Field(
+        description="None: it still ran when it was given up; below zero, or 128 and a signal: that signal"
+    )
+    oom_killed: bool = Field(default=False, description="the container runtime says that the memory limit killed a process")
+    waited_s: float | None = Field(default=None, description="how long it was waited for, if it was given up")
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it. A container and a shell report it as 128 plus the signal."""
+        code = self.exit_code or 0
+        if code < 0:
+            return -code
+        return code - 128 if 128 < code <= 128 + HIGHEST_SIGNAL else None
+
+
+class Failure(Frozen):
+    """What went wrong, who must act, and the remedy."""
+
+    kind: FailureClass
+    whose_turn: Turn
+    retry: bool = Field(description="whether the same thing, tried again, would plausibly succeed")
+    problem: str
+    remedy: str
+    lines: list[str] = Field(description="the lines of the log that tell it, the most telling first; empty for an empty log")
+
+
+# A process of the server ended without a reason in the log: only its parent reports it.
+_SILENT_DEATHS = [
+    re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
+    re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
+    re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
+]
+_STOP_REQUESTED = re.compile(r"\[shutdown\] API server: shutdown triggered")
+_HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
+
+_CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PREFIX = re.compile(
+    r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
+    r"|\[(?:Stage-|rank)\d+\]:? ?"
+)
+_LEVEL = re.compile(
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+)"
+)
+_QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
+_QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of')
+
+_EXCEPTION = re.compile(
+    r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
+)
+_CONSEQUENCE = re.compile(
+    r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
+    r"|EngineCore encountered an issue|EngineDeadError|Worker failed with error|ProcessRaisedException"
+    # An interpreter ended while its threads were still reading.
+    r"|at interpreter shutdown, possibly due to daemon threads"
+    r"|CancelledError|KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionResetError"
+)
+# An exception whose message begins on the next line.
+_WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
+_LONGEST_READ, _LONGEST_LINE = 2000, 1000
+_MOST_FRAME_LINES = 400
+_MESSAGE_WITHIN = 4
+_LONGEST_QUOTE = 300
+
+
+def classify_log(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
+    """The failure that a server's log and end show; an empty log is classified by the end alone.
+
+    `own_signs` are those of its kind of engine. They come before SIGNS.
+
+    The log is taken as it is: a caller that must not echo secrets redacts it first. At most 2000 characters of a line are
+    read. Lines are returned without colours, and are cut after 1000 characters.
+    """
+    # Without control characters. Each state of a progress bar is a line.
+    lines = [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
+    # Nothing before the end of the server's start stopped it.
+    alive = max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
+    telling = [""] * alive + [_telling_text(line) for line in lines[alive:]]
+    # The first line of each message that is not on its exception's own line tells, too.
+    for index, line in enumerate(list(telling)):
+        if _WITHOUT_MESSAGE.match(line) and (place := _find_message(lines, index)) is not None:
+            telling[place] = _without_prefixes(lines[place])[0].strip()
+    failure = _classify_by_sign(lines, telling, [*own_signs, *SIGNS])
+    # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
+    # runtime also reports the end of a helper process, which the server may have survived.
+    if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
+        how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
+        return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
+    return failure or _classify_silent_death(lines, telling, alive) or _classify_by_end(lines, telling, end)
+
+
+def _telling_text(line: str) -> str:
+    """What the line says happened; empty for a note, a warning or a traceback's source line."""
+    said, is_quiet = _without_prefixes(line)
+    return "" if is_quiet or _QUIET.match(said) else said
+
+
+def _without_prefixes(line: str) -> tuple[str, bool]:
+    """The line without its prefixes, and whether its level is that of a note or a warning."""
+    line = line[:_LONGEST_READ]
+    while prefix := _PREFIX.match(line):
+        line = line[prefix.end() :]
+    level = _LEVEL.match(line)
+    return (line[level.end() :], level["level"] in _QUIET_LEVELS) if level else (line, False)
+
+
+def _find_message(lines: list[str], index: int) -> int | None:
+    """Where the message of the exception at `index` begins: it may be indented like a traceback's source lines."""
+    following = range(index + 1, min(index + 1 + _MESSAGE_WITHIN, len(lines)))
+    return next((place for place in following if _without_prefixes(lines[place])[0].strip()), None)
+
+
+def _classify_by_sign(lines: list[str], telling: list[str], signs: Sequence[Sign]) -> Failure | None:
+    text = "\n".join(telling)
+    found = [(order, match) for order, sign in enumerate(signs) if (match := sign.pattern.search(text))]
+    places = [(text.count("\n", 0, match.start()), order, match) for order, match in found]
+    matches = [place for place in places if _passes_through(signs[place[1]].through, lines, place[0])]
+    if not matches:
+        return None
+    first, order, match = min(matches, key=lambda candidate: candidate[:2])
+    sign = signs[order]
+    groups = match.groupdict(default="")
+    problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
+    head = text.count("\n", 0, match.start("telling")) if "telling" in groups else first
+    others = range(first, first + match[0].count("\n") + 1)
+    shown = [head, *(index for index in others if index != head and telling[index])]
+    return _make_failure(sign.kind, problem, [lines[index] for index in shown], sign.remedy, sign.retry)
+
+
+def _passes_through(path: str | None, lines: list[str], last: int) -> bool:
+    """Whether the traceback that ends in this line goes through the path."""
+    if path is None:
+        return True
+    frames = takewhile(lambda line: "Traceback (most recent call last)" not in line, reversed(lines[:last]))
+    return any(path in line for line in islice(frames, _MOST_FRAME_LINES))
+
+
+def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
+    """A process's end is the cause only if no exception comes before it. Its parent may report it in a warning."""
+    for line, text in zip(lines[alive:], telling[alive:], strict=True):
+        if _is_cause(text):
+            return None
+        death = next((match for pattern in _SILENT_DEATHS if (match := pattern.search(line))), None)
+        code = int(death["code"] or 0) if death else 0
+        if death and (code < 0 or not death["code"]):
+            how = f"was ended by {_signal_name(-code)}" if code else "ended without telling why"
+            return _make_failure(_signal_kind(-code), f"the server's process {death['name']} {how}", [line])
+    return None
+
+
+def _classify_by_end(lines: list[str], telling: list[str], end: End) -> Failure:
+    if end.exit_code is None:
+        return _classify_given_up(lines, telling, end)
+    if end.signal is not None:
+        problem = f"the server was ended by {_signal_name(end.signal)}"
+        return _make_failure(_signal_kind(end.signal), problem, _last_lines(lines))
+    # vLLM ends with exit code 0 after a SIGTERM.
+    stopped = [line for line in lines if _STOP_REQUESTED.search(line)]
+    if stopped:
+        problem = f"the server was stopped from outside, and ended with exit code {end.exit_code}"
+        return _make_failure("killed", problem, stopped)
+    exceptions = _find_exceptions(lines, telling)
+    said = f": {_shorten(next(iter(exceptions)))}" if exceptions else "" if _last_lines(lines) else " and left no log"
+    problem = f"the server ended with exit code {end.exit_code}{said}"
+    return _make_failure("unknown", problem, [*chain(*exceptions.values())] or _last_lines(lines))
+
+
+def _classify_given_up(lines: list[str], telling: list[str], end: End) -> Failure:
+    last = _last_lines(lines)
+    wait = _HUB_WAIT.match(last[0]) if last else None
+    if wait:
+        return _make_failure("hub-rate-limit", f"the server waits {wait['seconds']} s for the hub's rate limit (429)", last)
+    waited = end.waited_s is not None
+    what = f"no completion came back within {end.waited_s:g} s" if waited else "the server does not answer any more"
+    said = f"; the log's last line: {_shorten(last[0])}" if last else "; it left no log"
+    return _make_failure("hung", what + said, [*chain(*_find_exceptions(lines, telling).values()), *last])
+
+
+def _find_exceptions(lines: list[str], telling: list[str]) -> dict[str, list[str]]:
+    """What each exception says, and its lines in the log, the last exception first; a consequence only if there is no cause."""
+    named = [index for index, line in enumerate(telling) if _EXCEPTION.match(line)]
+    raised = {}
+    for index in [index for index in named if _is_cause(telling[index])] or named:
+        message = _find_message(lines, index) if _WITHOUT_MESSAGE.match(telling[index]) else None
+        places = [index] if message is None else [index, message]
+        raised[" ".join(telling[place] for place in places)] = [lines[place] for place in places]
+    return dict(reversed(raised.items()))
+
+
+def _is_cause(line: str) -> bool:
+    return bool(_EXCEPTION.match(line)) and not _CONSEQUENCE.search(line)
+
+
+def _last_lines(lines: list[str]) -> list[str]:
+    """The last lines that are not empty, the last one first."""
+    return [line for line in lines if line.strip()][:-4:-1]
+
+
+def _signal_kind(signal: int) -> FailureClass:
+    return "crashed" if signal in _CRASHES else "killed"
+
+
+def _signal_name(signal: int) -> str:
+    try:
+        return f"signal {signal} ({Signals(signal).name})"
+    except ValueError:
+        return f"signal {signal}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
+
+
+def _make_failure(
+    kind: FailureClass, problem: str, lines: list[str], remedy: str | None = None, retry: bool | None = None
+) -> Failure:
+    meaning = MEANINGS[kind]
+    return Failure(
+        kind=kind,
+        whose_turn=meaning.turn,
+        retry=meaning.retry if retry is None else retry,
+        problem=problem,
+        remedy=remedy or meaning.remedy,
+        lines=[line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …" for line in lines[:MOST_LINES]],
+    )

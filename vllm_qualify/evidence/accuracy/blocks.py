@@ -1,0 +1,105 @@
+"""Blocks: the steps in which a task's questions are asked, the same in every run with the same settings."""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from vllm_qualify.evidence.accuracy.letters import TASK, Member, TaskReply
+from vllm_qualify.plan.cell import TaskPlan
+from vllm_qualify.recipe.accuracy import Accuracy
+
+BLOCKS, LEAST_BLOCK = 5, 2
+# The most questions that a task may have: the order of so many takes seconds, and far more would take all memory.
+MOST_QUESTIONS = 1_000_000
+
+
+class QuestionBlock(NamedTuple):
+    """A block of questions that are asked together. Repetitions, the blocks in them and the server's starts count from 1."""
+
+    repetition: int
+    block: int
+    questions: list[int]
+    start: int = 1
+
+    @property
+    def folder(self) -> str:
+        return f"r{self.repetition}-b{self.block}"
+
+    @property
+    def seeded_by(self) -> str:
+        """What the seeds of sampled answers differ by: with the same seed a server gives the same answer again."""
+        return f"{self.start} {self.repetition}"
+
+
+def plan_steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[QuestionBlock]:
+    """All steps of a task with `available` questions. They are the same in every run with the same settings.
+
+    Each repetition asks the same questions in another order, and with `sequential` in blocks.
+    """
+    asked = _shuffle_by_hash(list(range(available)), settings.seed, "asked")[: settings.num_questions]
+    blocks = max(1, min(BLOCKS, len(asked) // LEAST_BLOCK)) if sequential else 1
+    bounds = [len(asked) * block // blocks for block in range(blocks + 1)]
+    steps: list[QuestionBlock] = []
+    for repetition in range(1, repetitions + 1):
+        order = _shuffle_by_hash(asked, settings.seed, repetition)
+        parts = enumerate(pairwise(bounds), start=1)
+        steps += [QuestionBlock(repetition, block, order[begin:end]) for block, (begin, end) in parts]
+    return steps
+
+
+def _shuffle_by_hash(questions: list[int], seed: int, what: object) -> list[int]:
+    """The questions in the order of a hash, which is the same with every version of Python and of libraries."""
+    return sorted(questions, key=lambda question: hashlib.sha256(f"{seed} {what} {question}".encode()).digest())
+
+
+def read_planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
+    """The steps of a task that was begun, from the files in its folder. `start` is the server's. Raises one of UNUSABLE."""
+    reply = TaskReply.model_validate_json((folder / TASK).read_bytes())
+    least = task.settings.num_questions
+    if not least <= reply.available <= MOST_QUESTIONS:
+        raise ValueError(f"the task has {reply.available} questions, where {least} to {MOST_QUESTIONS} were expected")
+    without_starts = plan_steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
+    return [step._replace(start=start) for step in without_starts]
+
+
+def read_finished(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:
+    """The planned steps that have a folder. Raises one of UNUSABLE if they are not the first ones."""
+    all_steps = read_planned(folder, task, start)
+    folders = {path.name for path in folder.glob("r*-b*")}
+    done = all_steps[: len(folders)]
+    if not folders or folders != {step.folder for step in done}:
+        there = ", ".join(sorted(folders)) or "no blocks"
+        raise ValueError(f"{there} where the first blocks from {all_steps[0].folder} on were expected")
+    return done
+
+
+class Part(NamedTuple):
+    """What is asked of one of lm-eval's tasks: questions by their place in its data, which has `available` of them.
+
+    Of a member of a group, the group's numbers are `offset` higher.
+    """
+
+    task: str
+    questions: list[int]
+    available: int
+    offset: int = 0
+    member: Member | None = None
+
+
+def parts_of(members: Sequence[Member], questions: Sequence[int]) -> list[Part]:
+    """The parts of a block of a group's questions, in ascending order. A member without a question in it has none."""
+    ends = accumulate(member.questions for member in members)
+    parts = []
+    for member, end in zip(members, ends, strict=True):
+        offset = end - member.questions
+        if within := sorted(question - offset for question in questions if offset <= question < end):
+            parts.append(Part(member.name, within, member.questions, offset, member))
+    return parts
+
+
+def split_by_member(step: QuestionBlock, task: TaskPlan, reply: TaskReply) -> list[Part]:
+    if not reply.members:
+        return [Part(task.name, step.questions, reply.available)]
+    return parts_of(reply.members, step.questions)

@@ -1,0 +1,114 @@
+"""The letter box of lm-eval's worker: the documents that go through it, as files."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import JsonValue, model_validator
+
+from vllm_qualify.engine.letter_box import write_plain
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, TaskName
+
+TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
+# How often lm-eval asks at most for a reply whose request failed: its own default, here written down.
+MOST_TRIES = 3
+GENERATES = "generate_until"
+# The parts of a task's configuration that say where its data is, not how it asks and scores. Each question has its own hash.
+WHERE = ("task", "task_alias", "tag", "dataset_path", "dataset_name", "dataset_kwargs", "custom_dataset", "metadata")
+# If lm-eval has no source of a function, it writes the function's address in memory.
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+class RefusedError(Exception):
+    """A task that cannot be asked: why, and the remedy."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem, self.remedy = problem, remedy
+
+
+class Job(Frozen):
+    """What is asked, of which server, and how."""
+
+    task: str
+    api: Literal["completions", "chat"]
+    model: str
+    url: str
+    num_fewshot: int
+    num_concurrent: int
+    max_gen_toks: int | None
+    gen_kwargs: dict[str, JsonValue] = {}
+    system_prompt: str | None = None
+    think_end: str | None = None
+    is_sampled: bool = False
+    seed: int
+    timeout_s: int
+    task_folder: Path | None = None
+    test: Path | None = None
+    """local questions in place of the task's own: a file, or a folder with a file for each task"""
+    shots: Path | None = None
+    """local solved examples, as `test`"""
+    context_tok: int | None = None
+    """so many tokens have questions that are made, with their replies"""
+    num_questions: int = 0
+    """of those that are made"""
+    reply_tok: int = 0
+    """the longest reply to one that is made"""
+
+
+class Order(Frozen):
+    """A block of questions, by their place in the task's data, and what the seeds of its sampled answers differ by."""
+
+    questions: list[int]
+    seeded_by: str = ""
+
+
+class Tried(Frozen):
+    """What lm-eval does not count itself: the requests of a block that failed and were asked again, and its limit of tries."""
+
+    failed: CountOrZero
+    most_tries: Count = MOST_TRIES
+
+
+class Member(Frozen):
+    """A task of a group: how many questions it has, and what its answers must be of."""
+
+    name: TaskName
+    questions: Count
+    task_version: str
+    config_hash: str
+    output_type: str
+
+
+class TaskReply(Frozen):
+    """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task.
+
+    A group has members. Their questions are one list, in the order of the members.
+    """
+
+    available: int = 0
+    members: tuple[Member, ...] = ()
+    problem: str = ""
+    remedy: str = ""
+
+    @model_validator(mode="after")
+    def _is_of_its_members(self) -> Self:
+        if self.members and self.available != sum(member.questions for member in self.members):
+            raise ValueError(f"{self.available} questions, where the members have others in all")
+        if len({member.name for member in self.members}) != len(self.members):
+            raise ValueError("a member is there twice")
+        return self
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """The hash of how a task asks and scores, from lm-eval's record of its configuration."""
+    lasting = {name: value for name, value in config.items() if name not in WHERE}
+    text = ADDRESS.sub("", json.dumps(lasting, sort_keys=True))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_whole(path: Path, document: Frozen) -> None:
+    """Write a file so that a reader sees either all of it or no file."""
+    write_plain(path, document.model_dump_json(indent=2).encode())

@@ -1,0 +1,396 @@
+"""What the worker changes inside lm-eval, or reads of it beside its documented interface.
+
+A new version of lm-eval may move any of it. `tests/evidence/test_lm_eval_internals.py` names what moved.
+"""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from vllm_qualify.evidence.accuracy.letters import Member, RefusedError, config_hash
+from vllm_qualify.evidence.accuracy.pictures import Pictures
+from vllm_qualify.recipe.values import TaskName
+
+# Task files of this project. They go before lm-eval's, and those of a recipe's own folder before them.
+OURS = Path(__file__).parent / "tools" / "tasks"
+# The split of local solved examples, where the task has none of its own for them.
+SHOTS = "shots"
+# What names the split of a task's solved examples: the first one that it has.
+SOLVED = ("fewshot_split", "training_split", "validation_split")
+# Groups in groups; lm-eval has three levels.
+DEEPEST = 10
+
+
+class MadeError(Exception):
+    """lm-eval has made the prompts of a task, and must stop there."""
+
+
+class Found(NamedTuple):
+    """lm-eval's manager of task files, the names of a group's or a tag's members or that of the task, and which it is."""
+
+    manager: Any
+    names: list[str]
+    is_group: bool
+
+
+def find_task(task: str, folder: Path | None) -> Found | None:
+    """Where there is a task, None if there is none. A file in `folder` takes precedence over lm-eval's own and this project's.
+
+    Raises RefusedError if a group names tasks that are not there.
+    """
+    for manager, is_all in _open_managers(task, folder):
+        if task not in manager.task_index:
+            continue
+        if task in manager.all_subtasks:
+            return Found(manager, [task], is_group=False)
+        names, tags = _list_members(manager, task)
+        missing = [name for name in names if name not in manager.all_subtasks]
+        # Other files may have more tasks of a tag.
+        if is_all or not (missing or tags):
+            _check_members(task, names, missing)
+            return Found(manager, names, is_group=True)
+    return None
+
+
+def _open_managers(task: str, folder: Path | None) -> Iterator[tuple[Any, bool]]:
+    """Managers of ever more files, and whether it has all that matter. To read all of lm-eval's 14,000 takes 11 s."""
+    from lm_eval.tasks import TaskManager
+
+    names, lacking, has_tags = [task], [task], False
+    own_folder = [folder] if folder else []
+    if folder:
+        own = TaskManager(include_path=folder, include_defaults=False)
+        yield own, False
+        if task in own.all_groups:
+            members, has_tags = _list_members(own, task)
+            names += members
+            lacking = [name for name in members if name not in own.all_subtasks]
+    ours = TaskManager(include_path=OURS, include_defaults=False)
+    if task in ours.task_index:
+        yield ours, False
+    if usual := sorted({path for path in map(_usual_folder, names) if path}):
+        yield TaskManager(include_path=[*usual, *own_folder], include_defaults=False), False
+    # A name that stands in none of lm-eval's task files is no task, group or tag of lm-eval's.
+    pattern = re.compile(rb"(?<![\w.-])(?:%s)(?![\w.-])" % b"|".join(re.escape(name.encode()) for name in lacking))
+    are_theirs = has_tags or any(map(pattern.search, task_files()))
+    yield TaskManager(include_path=[OURS, *own_folder], include_defaults=are_theirs), True
+
+
+def task_files() -> Iterator[bytes]:
+    """What stands in lm-eval's task files, and in those that they include, which may have any suffix."""
+    import lm_eval.tasks
+
+    files = (path for path in Path(lm_eval.tasks.__file__).parent.rglob("*") if path.suffix not in (".py", ".pyc", ".md"))
+    return (path.read_bytes() for path in files if path.is_file())
+
+
+def _usual_folder(task: str) -> Path | None:
+    """lm-eval's folder with the longest name with which the task's begins, as gsm8k for gsm8k_cot, and aime for aime25."""
+    import lm_eval.tasks
+
+    words = task.split("_")
+    folder = Path(lm_eval.tasks.__file__).parent
+    begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    names = (name for begin in begins for name in (begin, begin.rstrip("0123456789")) if name)
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _list_members(manager: Any, group: str) -> tuple[list[str], bool]:
+    """The names of the tasks in a group, in groups in it, and so on; and whether one of them comes by a tag."""
+    names: list[str] = []
+    tags = False
+
+    def add(item: Any, depth: int) -> None:
+        nonlocal tags
+        if depth > DEEPEST:
+            raise RefusedError(f"the groups in '{group}' are nested more than {DEEPEST} deep", "name its tasks themselves")
+        if isinstance(item, dict) and "group" in item and item["group"] not in manager.task_index:
+            for inner in _listed_tasks(item):
+                add(inner, depth + 1)
+            return
+        name = item.get("group", item.get("task")) if isinstance(item, dict) else item
+        entry = manager.task_index.get(name) if isinstance(name, str) else None
+        if entry is None or name in manager.all_subtasks:
+            names.append(str(name))
+            return
+        tags = tags or name in manager.all_tags
+        for inner in _listed_tasks(entry.cfg or {}) if name in manager.all_groups else sorted(entry.tags):
+            add(inner, depth + 1)
+
+    add(group, 0)
+    return names, tags
+
+
+def _listed_tasks(config: dict[str, Any]) -> list[Any]:
+    listed = config.get("task")
+    return listed if isinstance(listed, list) else []
+
+
+def _check_members(group: str, names: list[str], missing: list[str]) -> None:
+    if missing:
+        problem = f"the group '{group}' names {missing[0]}, which is no task"
+        raise RefusedError(problem, "correct its name, or give it a file of its own")
+    for name in names:
+        try:
+            TypeAdapter(TaskName).validate_python(name)
+        except ValidationError as error:
+            remedy = "name tasks by letters, digits, '.', '_' and '-'"
+            raise RefusedError(f"the group '{group}' names {name!r}", remedy) from error
+    if not names:
+        raise RefusedError(f"the group '{group}' has no tasks", "name them in the group's file")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise RefusedError(f"the group '{group}' has {twice} twice", "name each task once")
+
+
+def load_tasks(found: Found, task: str) -> dict[str, Any]:
+    """The task, or all members of the group in the order of their names.
+
+    Raises RefusedError unless the group's score can be the mean over all its questions.
+    """
+    loaded = found.manager.load([task])
+    tasks = dict(sorted(loaded["tasks"].items()))
+    if not found.is_group:
+        return tasks
+    group = loaded["groups"].get(task)
+    for each in (group.aggregate_metric_list if group else None) or []:
+        if each.aggregation != "mean" or not each.weight_by_size:
+            raise RefusedError(
+                f"the group '{group.name}' does not score by the mean over all its questions: its {each.metric} has"
+                f" aggregation {each.aggregation} and weight_by_size {str(each.weight_by_size).lower()}",
+                "measure its tasks one by one, or write a group of your own into a task_folder",
+            )
+    (first, wanted), *others = ((name, scoring_of(member)) for name, member in tasks.items())
+    for what, (name, scoring) in itertools.product(wanted, others):
+        if scoring[what] != wanted[what]:
+            raise RefusedError(
+                f"the tasks of '{task}' have no score in common: {first} has the {what} {', '.join(wanted[what])},"
+                f" and {name} {', '.join(scoring[what])}",
+                "measure those that are alike as one group, in a file of your own in a task_folder",
+            )
+    return tasks
+
+
+def scoring_of(task: Any) -> dict[str, list[str]]:
+    """What all tasks of a group must have in common."""
+    filters = sorted(each.name for each in task._filters)
+    return {"metrics": sorted(task.aggregation()), "filters": filters, "kinds of output": [str(task.get_config("output_type"))]}
+
+
+def local_data(config: dict[str, Any], test: str, shots: str | None) -> dict[str, Any]:
+    """The part of a task's configuration that has it read local files, under the names of its own splits.
+
+    `config` is the task's own, as its file and those that it includes say it. The names are kept, since they are part of the
+    configuration's hash. A task that takes its examples from the split of its questions gets another split for `shots`.
+    """
+    asked = config.get("test_split") or config.get("validation_split") or "test"
+    solved = [str(config[name]) for name in SOLVED if config.get(name)]
+    lacks_own = not solved or solved[0] == asked
+    own_split = {"fewshot_split": SHOTS} if shots and config.get("num_fewshot") != 0 and lacks_own else {}
+    others = sorted({*solved} - {asked} | {*own_split.values()})
+    return own_split | {"dataset_kwargs": {"data_files": {asked: test} | dict.fromkeys(others, shots or test)}}
+
+
+def source_of(task: Any) -> tuple[Any, ...]:
+    """Where the task's data comes from."""
+    return tuple(task.get_config(name) for name in ("dataset_path", "dataset_name", "dataset_kwargs"))
+
+
+def splits_of(task: Any) -> tuple[str, str | None]:
+    """The split of the questions, and that of the solved examples, if the task draws any from its data."""
+    asked = task.get_config("test_split") or task.get_config("validation_split")
+    solved = map(task.get_config, SOLVED) if task.fewshot_cfg.samples is None else ()
+    return asked, next(filter(None, solved), None)
+
+
+def needs_shots(task: Any, num_fewshot: int) -> bool:
+    """Whether prompts have solved examples that are not the task's own. A task that says 0 itself keeps it."""
+    return num_fewshot > 0 and task.get_config("num_fewshot") != 0 and task.fewshot_cfg.samples is None
+
+
+def extra_of(error: Exception) -> str | None:
+    """The extra of lm-eval that has the package which an import did not find, None if none has."""
+    if named := re.search(r"lm[-_]eval\[(\w+)\]", str(error)):
+        return named[1]
+
+    def name_module(package: str) -> str:
+        return re.split(r"[^A-Za-z0-9_.-]", package)[0].lower().replace("-", "_")
+
+    wanted = [line.partition("; extra == ") for line in metadata.requires("lm-eval") or []]
+    module = name_module(getattr(error, "name", None) or "")
+    return next((extra.strip("\"'") for package, _, extra in wanted if extra and name_module(package) == module), None)
+
+
+def record_of(task: Any) -> dict[str, Any]:
+    """The task's configuration as lm-eval writes it into its results."""
+    from lm_eval.utils import handle_non_serializable
+
+    record: dict[str, Any] = json.loads(json.dumps(dict(task.dump_config()), default=handle_non_serializable))
+    return record
+
+
+def describe_member(name: str, task: Any) -> Member:
+    kept = {"task_version": str(task.VERSION), "config_hash": config_hash(record_of(task))}
+    return Member(name=name, questions=len(task.eval_docs), output_type=task.get_config("output_type"), **kept)
+
+
+def keep_templates() -> None:
+    """Keep compiled templates: lm-eval compiles a task's templates again for each question, while the server idles."""
+    from lm_eval.utils import env
+
+    env.from_string = lru_cache(maxsize=256)(env.from_string)
+
+
+def keep_encoded(data: Any) -> Any:
+    """A split of a data set, with each picture as the bytes of its file."""
+    from datasets import Image
+
+    for name, feature in (data.features or {}).items():
+        if isinstance(feature, Image):
+            data = data.cast_column(name, Image(decode=False))
+    return data
+
+
+def keep_questions(task: Any, pictures: Pictures | None = None) -> None:
+    """Keep the questions: some tasks prepare them again, with shuffled choices, at each access.
+
+    With `pictures`, which get them, the questions name their pictures. Raises KeyError if the data lacks a field with pictures;
+    UnusablePictureError if one is none.
+    """
+    if pictures:
+        split, shown = splits_of(task)[0], task.get_config("doc_to_image")
+        lacking = [name for name in shown if name not in task.features] if isinstance(shown, list) else []
+        if lacking:
+            raise KeyError(lacking[0])
+        task.dataset[split] = keep_encoded(task.dataset[split])
+    questions = list(pictures.taken_from(task.eval_docs)) if pictures else task.eval_docs
+    setattr(task, "test_docs" if task.has_test_docs() else "validation_docs", lambda: questions)
+
+
+def keep_prompts(task: Any, pictures: Pictures | None = None) -> None:
+    """Give each question the prompt that it has when lm-eval asks the whole task. Without questions it raises MadeError.
+
+    lm-eval draws the examples of the prompts one after another. If it drew them for one block alone, they would depend on the
+    block. Prompts with `pictures` name them in the messages.
+    """
+    build = task.build_all_requests
+    whole: dict[int, list[Any]] = {}
+
+    def build_block(*, samples: list[int], **others: Any) -> None:
+        if not whole:
+            build(samples=None, **others)
+            for request in task.instances:
+                whole.setdefault(request.doc_id, []).append(_name_pictures(pictures, request) if pictures else request)
+        if not samples:
+            raise MadeError
+        task._instances = [
+            dataclasses.replace(request, metadata=(request.task_name, place, request.repeats), resps=[], filtered_resps={})
+            for place, question in enumerate(samples)
+            for request in whole[question]
+        ]
+
+    task.build_all_requests = build_block
+
+
+def _name_pictures(pictures: Pictures, request: Any) -> Any:
+    """The request of a chat, with its pictures named in its messages and not beside them."""
+    chat, settings, beside = request.arguments
+    prompt = chat._replace(prompt=pictures.prompt(chat.prompt, beside["visual"]))
+    return dataclasses.replace(request, arguments=(prompt, settings))
+
+
+def model_without_server() -> Any:
+    """A model of lm-eval that answers nothing of use: for prompts that no server is needed to make."""
+    from lm_eval.api.registry import get_model
+
+    return get_model("dummy")()
+
+
+def keep_tokens(model: Any) -> None:
+    """Keep the tokens of prompts: all choices of a question share its prompt, and each call is a request to the server."""
+    if model.tokenizer is not None:
+        model.tokenizer.encode = lru_cache(maxsize=64)(model.tokenizer.encode)
+
+
+def change_requests(model: Any, change: Callable[[Any], tuple[Any, dict[str, Any]]]) -> None:
+    """Let `change` find for each prompt what is sent in its place, and further fields of the request.
+
+    The last change comes first: it sees the prompt as lm-eval hashes it.
+    """
+    make = model._create_payload
+
+    def make_changed(messages: Any, **named: Any) -> Any:
+        sent, fields = change(messages)
+        return make(sent, **named) | fields
+
+    model._create_payload = make_changed
+
+
+def says_tools(metadata: object) -> bool:
+    """Whether a task's `metadata`, as its file or lm-eval's results have it, says that it calls tools."""
+    return isinstance(metadata, dict) and metadata.get("calls_tools") is True
+
+
+def read_replies(model: Any, read: Callable[[str, dict[str, Any], str | None], str | None]) -> None:
+    """Let `read` make each answer: of the prompt that lm-eval hashes, the choice in the reply, and lm-eval's text of it."""
+    make, parse_generations = model._create_payload, model.parse_generations
+    # Requests under way at one time are asyncio's tasks, and each of them has a context of its own.
+    prompt: ContextVar[str] = ContextVar("prompt")
+
+    def keep_prompt(messages: Any, **named: Any) -> Any:
+        prompt.set(messages if isinstance(messages, str) else json.dumps(messages, ensure_ascii=False))
+        return make(messages, **named)
+
+    def read_choices(outputs: Any, **named: Any) -> Any:
+        texts = parse_generations(outputs=outputs, **named)
+        choices = _read_choices(outputs if isinstance(outputs, list) else [outputs])
+        if len(choices) != len(texts):
+            return texts
+        return [read(prompt.get(), choice, text) for choice, text in zip(choices, texts, strict=True)]
+
+    model._create_payload, model.parse_generations = keep_prompt, read_choices
+
+
+def _read_choices(replies: list[Any]) -> list[dict[str, Any]]:
+    """The choices of replies, each reply's in their order. None if one has another form: its answer is empty.
+
+    The only choice of a reply has its `usage` too.
+    """
+    found: list[dict[str, Any]] = []
+    try:
+        for reply in replies:
+            choices = sorted(reply["choices"], key=lambda each: each["index"])
+            found += [choice | ({"usage": reply.get("usage")} if len(choices) == 1 else {}) for choice in choices]
+    except (LookupError, TypeError):
+        return []
+    return found
+
+
+def count_failed(model: Any, count: Callable[[int], None]) -> None:
+    """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply.
+
+    `count` gets 1 when a call begins, and -1 when it returns.
+    """
+    call, call_at_once = model.model_call, model.amodel_call
+
+    def count_call(*positional: Any, **named: Any) -> Any:
+        count(1)
+        reply = call(*positional, **named)
+        count(-1)
+        return reply
+
+    async def count_call_at_once(*positional: Any, **named: Any) -> Any:
+        count(1)
+        reply = await call_at_once(*positional, **named)
+        count(-1)
+        return reply
+
+    model.model_call, model.amodel_call = count_call, count_call_at_once
