@@ -48,12 +48,15 @@ class Qualified:
 
 
 def run(home: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`."""
+    """As a user has it: no Prefect server is running, and none is named; but for a test that uses `prefect_server`.
+
+    It may wait for the machine as long as the runs of all other files take before it, for each of its servers.
+    """
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=2000,
         env=os.environ | {"VLLM_QUALIFY_HOME": str(home)} | environment,
         check=False,
     )
