@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -140,21 +140,14 @@ def test_a_plan_with_nothing_to_fit_is_a_mistake_of_the_program(tmp_path: Path) 
 # --- the smallest tensor-parallel size
 
 
-def test_the_first_size_that_starts_is_the_smallest(tmp_path: Path) -> None:
-    machine = Machine(by_size({1: 8, 2: 16}))
-    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2])
-    assert fitted.found == {TENSOR_PARALLEL: 1}
-    assert machine.started == [{TENSOR_PARALLEL: 1}]
-    assert not machine.loads
-
-
 @pytest.mark.parametrize("kind", TOO_SMALL)
-def test_sizes_that_have_too_little_memory_are_passed_over(tmp_path: Path, kind: str) -> None:
+def test_the_first_size_that_has_enough_memory_is_the_smallest(tmp_path: Path, kind: str) -> None:
     machine = Machine(by_size({1: out_of_memory(kind), 2: out_of_memory(kind), 4: 8}))
-    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4])
+    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4, 8])
     assert fitted.found == {TENSOR_PARALLEL: 4}
     assert [plan.server.gpus for plan in machine.starts] == [[0], [0, 1], [0, 1, 2, 3]]
     assert [tried.failed_because for tried in fitted.tries] == ["out of GPU memory", "out of GPU memory", None]
+    assert not machine.loads
 
 
 @pytest.mark.parametrize(
@@ -191,31 +184,29 @@ def test_a_size_above_the_machines_gpus_is_reported(tmp_path: Path) -> None:
 # --- as many requests as the KV cache holds
 
 
-def test_as_many_requests_as_the_cache_holds_are_confirmed_by_another_start(tmp_path: Path) -> None:
-    machine = Machine(by_turn(8, 8))
-    fitted = find(machine, tmp_path, max_num_seqs=True)
-    assert fitted.found == {SEQUENCES: 8}
-    assert machine.started == [{}, {SEQUENCES: 8}]
-    assert [tried.holds for tried in fitted.tries] == [8, 8]
-    # Under the load of as many clients.
-    assert [plan.load.max_concurrency for plan in machine.confirmed] == [8]
-    assert not machine.loads
-
-
-# At last fewer sequences leave it more.
 @pytest.mark.parametrize(
-    ("holds", "wanted"), [((9, 8, 8), [9, 8]), ((9, 7, 6, 6), [9, 7, 6]), ((9, 7, 7), [9, 7]), ((9, 7, 8), [9, 7])]
+    ("holds", "wanted"),
+    [
+        pytest.param((8, 8), [8], id="another start confirms it"),
+        pytest.param((9, 8, 8), [9, 8], id="more sequences leave the cache less"),
+        pytest.param((9, 7, 6, 6), [9, 7, 6], id="and less again"),
+        pytest.param((9, 7, 7), [9, 7], id="two less"),
+        pytest.param((9, 7, 8), [9, 7], id="at last fewer sequences leave it more"),
+    ],
 )
-def test_where_more_sequences_leave_the_cache_less_they_are_fewer(
+def test_as_many_requests_as_the_cache_holds_are_confirmed_by_another_start(
     tmp_path: Path, holds: tuple[int, ...], wanted: list[int]
 ) -> None:
     machine = Machine(by_turn(*holds))
     fitted = find(machine, tmp_path, max_num_seqs=True)
     assert fitted.found == {SEQUENCES: wanted[-1]}
-    assert [arguments.get(SEQUENCES) for arguments in machine.started] == [None, *wanted]
+    assert machine.started == [{}, *({SEQUENCES: number} for number in wanted)]
+    assert tuple(tried.holds for tried in fitted.tries) == holds
     failures = [f"its KV cache holds {held} requests" for held in holds[1:-1]]
     assert [tried.failed_because for tried in fitted.tries[1:-1]] == failures
+    # Under the load of as many clients.
     assert [plan.load.max_concurrency for plan in machine.confirmed] == [wanted[-1]]
+    assert not machine.loads
 
 
 def test_a_cache_that_shrinks_with_each_start_is_given_up(tmp_path: Path) -> None:
@@ -290,14 +281,22 @@ def test_a_server_that_runs_out_of_memory_with_what_was_found_gets_less(tmp_path
     ],
     ids=lambda error: error.problem,
 )
-def test_what_fewer_requests_do_not_mend_is_raised_with_what_was_tried(tmp_path: Path, error: HostError | ReleaseError) -> None:
-    def preempts(_: ServerArguments) -> int:
-        raise error
+@pytest.mark.parametrize(
+    ("fit", "tried"),
+    [
+        ({"max_num_seqs": True}, "try-2: the server was started with max-num-seqs 8"),
+        ({"max_num_batched_tokens": [2048, 4096]}, "try-1: the server was started with max-num-batched-tokens 2048"),
+    ],
+)
+def test_what_fewer_requests_do_not_mend_is_raised_with_what_was_tried(
+    tmp_path: Path, error: HostError | ReleaseError, fit: dict[str, Any], tried: str
+) -> None:
+    def fail(_: ServerArguments) -> NoReturn:
+        raise type(error)(error.problem, error.remedy, error.place, kind=error.kind)
 
-    with pytest.raises(type(error)) as raised:
-        find(Machine(preempts=preempts), tmp_path, max_num_seqs=True)
-    assert raised.value is error
-    assert raised.value.__notes__ == ["fit/try-2: the server was started with max-num-seqs 8"]
+    with pytest.raises(type(error), match=error.problem) as raised:
+        find(Machine(preempts=fail, rates=fail), tmp_path, **fit)
+    assert raised.value.__notes__ == [f"fit/{tried}"]
 
 
 @pytest.mark.parametrize(
@@ -324,31 +323,18 @@ def test_a_request_of_the_most_tokens_takes_whole_blocks(
     assert [tried.holds for tried in kept(tmp_path)] == [holds]
 
 
-def test_the_sequences_are_those_of_the_size_that_was_found(tmp_path: Path) -> None:
-    machine = Machine(by_size({1: out_of_memory(), 2: 24}))
-    fitted = find(machine, tmp_path, tensor_parallel_sizes=[1, 2, 4], max_num_seqs=True)
-    assert fitted.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24}
-    # The start that shows the size shows its cache, too.
-    assert machine.started == [{TENSOR_PARALLEL: 1}, {TENSOR_PARALLEL: 2}, {TENSOR_PARALLEL: 2, SEQUENCES: 24}]
-
-
 # --- the fastest
 
 
 def test_the_fastest_is_the_one_with_the_highest_output_throughput(tmp_path: Path) -> None:
-    machine, sizes = Machine(rates=by_batch({2048: 90.0, 4096: 110.0, 8192: 100.0})), [2048, 4096, 8192]
+    """An invalid load is none."""
+    invalid_one, sizes = "repeat 1: 3 preemptions", [2048, 4096, 8192, 16384]
+    machine = Machine(rates=by_batch({2048: 90.0, 4096: 110.0, 8192: 100.0, 16384: invalid_one}))
     fitted = find(machine, tmp_path, max_num_batched_tokens=sizes)
     assert fitted.found == {BATCHED: 4096}
     assert machine.started == [plan.server.arguments for plan in machine.loads] == [{BATCHED: size} for size in sizes]
-    assert [tried.output_throughput_tok_s for tried in fitted.tries] == [90.0, 110.0, 100.0]
-
-
-def test_an_invalid_load_is_no_fast_one(tmp_path: Path) -> None:
-    machine = Machine(rates=by_batch({2048: 90.0, 4096: "repeat 1: 3 preemptions"}))
-    fitted = find(machine, tmp_path, max_num_batched_tokens=[2048, 4096])
-    assert fitted.found == {BATCHED: 2048}
-    second = fitted.tries[1]
-    assert (second.failed_because, second.output_throughput_tok_s) == ("repeat 1: 3 preemptions", None)
+    assert [tried.output_throughput_tok_s for tried in fitted.tries] == [90.0, 110.0, 100.0, None]
+    assert [tried.failed_because for tried in fitted.tries] == [None, None, None, invalid_one]
 
 
 @pytest.mark.parametrize("kind", TOO_SMALL)
@@ -371,24 +357,15 @@ def test_where_every_load_is_invalid_each_is_reported(tmp_path: Path) -> None:
     assert error.log_tail == ("39 of 40 requests completed", "it lasted 0.1 s")
 
 
-def test_a_load_that_the_host_breaks_is_raised(tmp_path: Path) -> None:
-    error = HostError("vllm bench serve ended with exit code 1", "see its log", "load")
-
-    def rates(_: ServerArguments) -> Measurement:
-        raise error
-
-    with pytest.raises(HostError) as raised:
-        find(Machine(rates=rates), tmp_path, max_num_batched_tokens=[2048, 4096])
-    assert raised.value is error
-
-
 def test_each_is_found_with_those_before_it(tmp_path: Path) -> None:
     machine = Machine(by_size({1: out_of_memory(), 2: 24}), by_batch({2048: 90.0, 4096: 110.0}))
     about: dict[str, Any] = {"tensor_parallel_sizes": [1, 2], "max_num_seqs": True, "max_num_batched_tokens": [2048, 4096]}
     fitted = find(machine, tmp_path, **about)
     assert fitted.found == {TENSOR_PARALLEL: 2, SEQUENCES: 24, BATCHED: 4096}
     before = {TENSOR_PARALLEL: 2, SEQUENCES: 24}
-    assert machine.started[-2:] == [{**before, BATCHED: 2048}, {**before, BATCHED: 4096}]
+    # The start that shows the size shows its cache, too.
+    assert machine.started[:3] == [{TENSOR_PARALLEL: 1}, {TENSOR_PARALLEL: 2}, before]
+    assert machine.started[3:] == [{**before, BATCHED: 2048}, {**before, BATCHED: 4096}]
     # What is measured is the load of the server that was found, with as many clients.
     assert [(plan.load.max_concurrency, plan.load.num_prompts) for plan in machine.loads] == [(24, 120)] * 2
     assert [plan.server.gpus for plan in machine.loads] == [[0, 1]] * 2

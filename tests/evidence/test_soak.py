@@ -137,30 +137,36 @@ def test_what_is_no_time_makes_its_latency_invalid(value: float | str, shown: st
     assert invalid_ones(rows) == {TTFT}
 
 
-def test_replies_that_were_cut_are_no_latency(folder: Path) -> None:
+def cut_replies(folder: Path) -> None:
     change_json(folder, "bench-9.json", total_output_tokens=600)
     (folder / "metrics-after.txt").write_text(page(80 + 4 * ROUNDS * ASKED - 64))
-    rows = measured(folder)
-    assert invalid_ones(rows) == LATENCIES
-    assert "round 9: its replies have 600 tokens, and whole ones 664" in str(rows[ITL].invalid_because)
 
 
-def test_a_busy_client_measures_itself(folder: Path) -> None:
+def keep_client_busy(folder: Path) -> None:
     change_json(folder, "client-9.json", cpu_s=[[BEGAN + 8 * ROUND_S + at, 0.95 * at] for at in range(1, 60)])
-    rows = measured(folder)
-    assert invalid_ones(rows) == LATENCIES
-    assert "the client used 0.95 of a core in a round" in str(rows[TTFT].invalid_because)
 
 
-def test_a_gpu_that_was_slowed_down_makes_latencies_invalid(folder: Path) -> None:
+def heat_gpu(folder: Path) -> None:
     def heat(second: int, line: Document) -> None:
         if second == 1000:
             line["gpus"][0]["clock_reasons"] = ["hw_thermal_slowdown"]
 
     change_host(folder, heat)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "because"),
+    [
+        (cut_replies, "round 9: its replies have 600 tokens, and whole ones 664"),
+        (keep_client_busy, "the client used 0.95 of a core in a round"),
+        (heat_gpu, "GPU 0 was slowed down"),
+    ],
+)
+def test_what_spoils_latencies_makes_them_alone_invalid(folder: Path, spoil: Callable[[Path], None], because: str) -> None:
+    spoil(folder)
     rows = measured(folder)
     assert invalid_ones(rows) == LATENCIES
-    assert "GPU 0 was slowed down" in str(rows[TTFT].invalid_because)
+    assert all(because in str(rows[latency].invalid_because) for latency in LATENCIES)
 
 
 def test_memory_that_nobody_saw_is_unknown(folder: Path) -> None:

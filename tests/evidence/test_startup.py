@@ -65,16 +65,13 @@ def about(seconds: float) -> object:
     return pytest.approx(seconds, abs=0.01)
 
 
-def test_graphs_that_are_captured_twice_take_both_times() -> None:
-    """Newer model runners capture some of them before the rest, to see how much memory they take."""
-    profiled = CAPTURED_GRAPHS.replace("18 secs", "7 secs")
-    assert startup(log_of(TOOK, profiled), GPU_STARTUP_S, AT).graphs_s == 25
-
-
 def test_the_parts_of_a_start_on_a_gpu() -> None:
     times = startup(log_of(ANEW, TOOK), GPU_STARTUP_S, AT, image_s=300.0)
     assert parts_of(times) == [300, 30, 20.5, 30.25, 18, 150 - 30 - 20.5 - 30.25 - 18]
     assert (times.warm, times.because) == (False, {})
+    # Newer model runners capture some graphs before the rest, to see how much memory they take.
+    profiled = CAPTURED_GRAPHS.replace("18 secs", "7 secs")
+    assert startup(log_of(TOOK, profiled), GPU_STARTUP_S, AT).graphs_s == 25
 
 
 @pytest.mark.parametrize(
@@ -107,22 +104,22 @@ def test_ranks_compile_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "started_before", "warm"),
+    ("lines", "warm", "why_not_warm"),
     [
-        ([FROM_CACHE, TOOK], False, True),
-        ([FROM_AOT, TOOK], False, True),
-        ([FROM_CACHE, ANEW, TOOK], False, False),
-        ([SAVED_AOT], False, False),
-        ([AOT_FAILED, FROM_CACHE], False, False),
-        ([ANEW], True, False),
-        ([], True, True),
-        ([], False, None),
+        ([FROM_CACHE, TOOK], True, None),
+        ([FROM_AOT, TOOK], True, None),
+        ([FROM_CACHE, ANEW, TOOK], False, "the start was cold: it compiled"),
+        ([SAVED_AOT], False, "the start was cold: it compiled"),
+        ([AOT_FAILED, FROM_CACHE], False, "the start was cold: it compiled"),
+        ([], None, "the log does not mention a cache of compiled graphs"),
     ],
 )
-def test_whether_a_start_was_warm(lines: list[str], started_before: bool, warm: bool | None) -> None:
-    times = startup(log_of(*lines), GPU_STARTUP_S, AT, started_before=started_before)
+def test_whether_a_start_was_warm(lines: list[str], warm: bool | None, why_not_warm: str | None) -> None:
+    times = startup(log_of(*lines), GPU_STARTUP_S, AT)
     assert times.warm is warm
     assert ("warm" in times.because) == (warm is None)
+    row = startup_measurements(times, "serve/server.log")[-1]
+    assert (row.metric, row.value, row.invalid_because) == ("startup_warm_s", GPU_STARTUP_S if warm else None, why_not_warm)
 
 
 @pytest.mark.parametrize("zone", ["03-09 12", "03-09 17", "03-10 00"])
@@ -164,12 +161,6 @@ def test_what_a_log_does_not_tell_is_none_with_the_reason() -> None:
     assert all(times.because.values())
 
 
-def test_without_the_launch_the_first_part_and_the_rest_are_not_known() -> None:
-    times = startup(log_of(TOOK), GPU_STARTUP_S, None)
-    assert (times.process_s, times.ready_s, times.weights_s) == (None, None, 20.5)
-    assert times.because["process_s"] == "the launch of the server was not recorded"
-
-
 def test_parts_that_do_not_fit_into_the_whole_are_reported() -> None:
     assert "more than the whole start" in startup(log_of(TOOK), 60.0, AT).because["ready_s"]
     assert "of a start of 20 s" in startup(log_of(TOOK), 20.0, AT).because["process_s"]
@@ -196,14 +187,6 @@ def test_each_part_has_its_metric() -> None:
     assert rows[0].invalid_because == "no image was pulled in one go"
     assert {METRICS[each.metric].stage for each in rows} == {"serve"}
     assert {each.sample_count for each in rows if each.value is not None} == {1}
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"), [([ANEW], "the start was cold: it compiled"), ([], "the log does not mention a cache of compiled graphs")]
-)
-def test_a_start_that_was_not_warm_is_no_warm_start(lines: list[str], why: str) -> None:
-    row = startup_measurements(startup(log_of(*lines), GPU_STARTUP_S, AT), "serve/server.log")[-1]
-    assert (row.metric, row.value, row.invalid_because) == ("startup_warm_s", None, why)
 
 
 def test_the_kv_cache_of_real_servers() -> None:

@@ -23,8 +23,7 @@ from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.measurement import Interval, Measurement, around, valid
 from vllm_qualify.evidence.memory import Memory, digest_together
 from vllm_qualify.evidence.passages import OF_TEXTS, Passage, PassageId
-from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
-from vllm_qualify.recipe.metrics import METRICS
+from vllm_qualify.evidence.sequential import Levels, Sides, sides_at_once
 from vllm_qualify.recipe.values import Count, CountOrZero, Frozen
 
 STAGE = "likelihood"
@@ -95,7 +94,6 @@ class Scored(NamedTuple):
 
     @property
     def hits(self) -> int:
-        """How many of its tokens are the likeliest."""
         return sum(token == likeliest for token, likeliest in zip(self.tokens, self.likeliest, strict=True))
 
 
@@ -294,7 +292,7 @@ def _clip_interval(interval: Interval, most: float) -> Interval:
 def parse_likelihood(scored: Sequence[Scored], metrics: tuple[str, str], levels: Levels, source: str) -> list[Measurement]:
     """The mean negative log-likelihood per token and the share of likeliest tokens, by the names of their metrics."""
     tokens, totals = [len(passage.tokens) for passage in scored], [passage.nll_nat for passage in scored]
-    nll_sides, top1_sides = (sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail) for metric in metrics)
+    nll_sides, top1_sides = (sides_at_once(metric, levels) for metric in metrics)
     nll, interval = per_token(totals, tokens, nll_sides)
     top1 = share_per_token([passage.hits for passage in scored], tokens, top1_sides)
     values = zip(metrics, ((nll, interval and _clip_interval(interval, math.inf)), top1), strict=True)

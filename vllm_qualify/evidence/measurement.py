@@ -151,7 +151,6 @@ def valid(metric: str, value: float, source: str, **others: object) -> Measureme
 
 
 def invalid(metric: str, because: str, source: str, **others: object) -> Measurement:
-    """A measurement without a trustworthy value, and why."""
     return _measurement(metric, source, {"value": None, "sample_count": 0, **others, "invalid_because": because})
 
 

@@ -19,7 +19,7 @@ from scipy import special
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate
-from vllm_qualify.recipe.metrics import Direction
+from vllm_qualify.recipe.metrics import METRICS, Direction
 from vllm_qualify.recipe.values import Frozen
 
 if TYPE_CHECKING:
@@ -130,6 +130,11 @@ def sides_of(direction: Direction, passing: float, failing: float) -> Sides:
     return Sides(passing, failing) if direction == "higher" else Sides(failing, passing)
 
 
+def sides_at_once(metric: str, levels: Levels) -> Sides:
+    """The sides of an interval that is judged only once, after all was measured."""
+    return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)
+
+
 def critical_values(information: Sequence[float], alpha: float) -> list[float]:
     """One critical value of z for each look. The last look has the whole information.
 
@@ -171,9 +176,6 @@ def _integrate_looks(shares: tuple[float, ...], alpha: float) -> tuple[np.ndarra
     start, stop = -REACH * math.sqrt(share), _critical_value(shares, alpha) * math.sqrt(share)
     # Gauss-Legendre's points and widths from far below zero to the critical value.
     points, widths = start + (stop - start) / 2 * (NODES + 1), (stop - start) / 2 * WIDTHS
-    return points, widths * (_normal_density(points[:, None] - scores[None, :], math.sqrt(share - before)) @ masses)
-
-
-def _normal_density(scores: np.ndarray, scale: float) -> np.ndarray:
-    """The density of a normal distribution around zero."""
-    return np.asarray(np.exp(-((scores / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale)
+    scale = math.sqrt(share - before)
+    densities = np.exp(-(((points[:, None] - scores[None, :]) / scale) ** 2) / 2) / math.sqrt(2 * math.pi) / scale
+    return points, widths * (densities @ masses)

@@ -23,14 +23,15 @@ def smoke_request(settings: Smoke, model: str) -> dict[str, Any]:
 def measure_smoke(server: Server, settings: Smoke, folder: Path) -> None:
     """Write what the server answered to `models.json` and `replies.json`. Raises ReleaseError if the server has ended."""
     request = smoke_request(settings, server.served_model_name)
-    models = _send_request("GET", f"{server.url}/v1/models", settings.time_limit_s)
-    replies = [_send_request("POST", f"{server.url}/v1/completions", settings.time_limit_s, json=request) for _ in range(ASKS)]
+    models = send_request("GET", f"{server.url}/v1/models", settings.time_limit_s)
+    replies = [send_request("POST", f"{server.url}/v1/completions", settings.time_limit_s, json=request) for _ in range(ASKS)]
     server.check_alive()
     (folder / MODELS).write_text(json.dumps(models, indent=2))
     (folder / REPLIES).write_text(json.dumps({"request": request, "answers": replies}, indent=2))
 
 
-def _send_request(method: str, url: str, limit_s: float, **body: Any) -> dict[str, Any]:
+def send_request(method: str, url: str, limit_s: float, **body: Any) -> dict[str, Any]:
+    """The status and the text of what a server answered; or the error, without a status."""
     try:
         answer = ask_within(method, url, limit_s, **body)
     except httpx.HTTPError as error:

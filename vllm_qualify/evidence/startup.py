@@ -69,17 +69,11 @@ PartTime = tuple[float | None, str]
 
 
 def startup(
-    log: str,
-    startup_s: float,
-    launched: float | None,
-    image_s: float | None = None,
-    started_before: bool = False,
-    wording: StartLog = START_LOG,
+    log: str, startup_s: float, launched: float, image_s: float | None = None, wording: StartLog = START_LOG
 ) -> Startup:
     """The parts of a start, from the server's `log` in the `wording` of its kind.
 
-    The start took `startup_s`, and `launched` is the unix time of the launch. `started_before` says that the same server ran on
-    this machine before: its start then counts as warm unless the log says otherwise.
+    The start took `startup_s`, and `launched` is the unix time of the launch.
     """
     lines = list(_read_lines(log, wording))
     loaded = _by_process(lines, wording.loaded) or _by_process(lines, wording.read)
@@ -97,8 +91,7 @@ def startup(
         "graphs_s": (_longest_total(_by_process(lines, wording.captured)), no_graphs),
     }
     times["ready_s"] = _time_rest(startup_s, times)
-    is_cached = started_before or wording.from_cache.search(log)
-    warm = False if wording.anew.search(log) else True if is_cached else None
+    warm = False if wording.anew.search(log) else True if wording.from_cache.search(log) else None
     because = {name: reason for name, (value, reason) in times.items() if value is None}
     if warm is None:
         because["warm"] = "the log does not mention a cache of compiled graphs"
@@ -118,14 +111,14 @@ def startup_measurements(times: Startup, source: str) -> list[Measurement]:
     ]
 
 
-def kv_cache(log: str, wording: StartLog = START_LOG) -> KvCache | None:
+def kv_cache(log: str) -> KvCache | None:
     """What the engines logged about their KV caches: the last line of each counts. None if no engine logged it."""
     tokens: dict[str, int] = {}
     times: dict[str, float] = {}
-    for line in _read_lines(log, wording):
-        if match := wording.kv_tokens.search(line.message):
+    for line in _read_lines(log, START_LOG):
+        if match := START_LOG.kv_tokens.search(line.message):
             tokens[line.process] = int(match["tokens"].replace(",", ""))
-        if match := wording.kv_concurrency.search(line.message):
+        if match := START_LOG.kv_concurrency.search(line.message):
             times[line.process] = float(match["times"])
     if not tokens:
         return None
@@ -143,14 +136,12 @@ def _elapsed_s(since: LogLine, until: LogLine) -> float:
     return (until.clock_s - since.clock_s) % DAY_S
 
 
-def _time_process(lines: Sequence[LogLine], launched: float | None, startup_s: float, wording: StartLog) -> PartTime:
+def _time_process(lines: Sequence[LogLine], launched: float, startup_s: float, wording: StartLog) -> PartTime:
     """The time from the launch until the weights begin.
 
     Only the time zone of the server's clock can differ from ours, and its first line comes within minutes of the launch.
     """
     begin = next((line for line in lines if wording.begins.match(line.message)), None)
-    if launched is None:
-        return None, "the launch of the server was not recorded"
     if begin is None:
         return None, "the log does not say when the weights began"
     first_s = (lines[0].clock_s - launched + ZONE_STEP_S / 2) % ZONE_STEP_S - ZONE_STEP_S / 2

@@ -102,7 +102,6 @@ def _list_metrics(settings: Load, repeats: Sequence[Repeat], gpus: int) -> list[
 def _examine_repeats(
     repeats: Sequence[Repeat], settings: Load, server: ServerPlan, watched: Path | None
 ) -> tuple[list[Steady], list[str]]:
-    """The steady states of the repeats, and the problems that make the load invalid."""
     steady_states: list[Steady] = []
     problems: list[str] = []
     for repeat in repeats:

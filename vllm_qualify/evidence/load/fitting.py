@@ -163,11 +163,9 @@ class Fitting:
         tries = [self._start_server({**chosen, BATCHED: size}, TOO_SMALL, _measure_throughput) for size in sizes]
         measured = [tried for tried in tries if tried.output_throughput_tok_s is not None]
         if not measured:
-            reasons, problem = (
-                [str(tried.failed_because) for tried in tries],
-                f"no load of max_num_batched_tokens {sizes} is valid",
-            )
-            raise RecipeError(problem, "mend what makes them invalid", f"{STAGE}.max_num_batched_tokens", reasons)
+            reasons, place = [str(tried.failed_because) for tried in tries], f"{STAGE}.max_num_batched_tokens"
+            problem = f"no load of max_num_batched_tokens {sizes} is valid"
+            raise RecipeError(problem, "mend what makes them invalid", place, reasons)
         best = max(measured, key=lambda tried: tried.output_throughput_tok_s or 0)
         return {BATCHED: best.arguments[BATCHED]}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from vllm_qualify.answers import ask_within
 from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence.smoke import send_request
 from vllm_qualify.recipe.values import Count, Frozen, Seconds, Text
 
 DRAFTED, UNDRAFTED = "drafted", "undrafted"
@@ -43,14 +43,11 @@ class SameText(Frozen):
 
 def ask_prompt(side: str, server: Server, prompt: str, greedy: Greedy, folder: Path) -> None:
     request = greedy_request(prompt, greedy, server.served_model_name)
-    try:
-        reply = ask_within("POST", f"{server.url}/v1/completions", greedy.time_limit_s, json=request)
-        answer = {"request": request, "status": reply.status_code, "body": reply.text}
-    except httpx.HTTPError as error:
+    answer = send_request("POST", f"{server.url}/v1/completions", greedy.time_limit_s, json=request)
+    if answer["status"] is None:
         server.check_alive()
-        answer = {"request": request, "status": None, "error": f"{type(error).__name__}: {error}"}
     with (folder / f"{side}.jsonl").open("a") as file:
-        file.write(json.dumps(answer) + "\n")
+        file.write(json.dumps({"request": request, **answer}) + "\n")
 
 
 def greedy_request(prompt: str, greedy: Greedy, model: str) -> dict[str, Any]:

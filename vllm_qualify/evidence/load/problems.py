@@ -203,7 +203,6 @@ def counters_of(before: Path, after: Path) -> tuple[tuple[Totals, Totals], Count
 
 
 def _sum_labels(samples: Totals) -> Totals:
-    """Totals by name, summed over their labels."""
     totals: dict[str, float] = {}
     for key, value in samples.items():
         name = agreement.name_of(key)

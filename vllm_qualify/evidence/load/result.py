@@ -78,13 +78,11 @@ class Repeat:
         return self.path if line is None else f"{self.path}:{line}"
 
     def steady(self, settings: Load) -> "Steady":
-        """The same as `steady_of` for the repeat's result."""
         what = ("steady", settings.model_dump_json())
         return self.remember(what, lambda: steady_of(self.result, settings, planned_trace(self.folder, settings)))
 
     @property
     def peak_chunks(self) -> int:
-        """The same as `peak_chunks` for the repeat's result."""
         return self.remember("peak", lambda: peak_chunks(self.result))
 
     def remember(self, what: Hashable, find: Callable[[], Remembered]) -> Remembered:

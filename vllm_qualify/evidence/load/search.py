@@ -48,7 +48,6 @@ class SweepPlan(Frozen):
 
     @property
     def most_concurrency(self) -> int:
-        """The most clients that are tried."""
         return self.sweep.most_concurrency or self.server.most_requests or self.load.max_concurrency
 
     @property
@@ -199,7 +198,6 @@ class _Known:
         return max((level for level, runs in self.met.items() if runs >= RUNS_TO_CONFIRM), default=None)
 
     def next_missed(self, level: float) -> float | None:
-        """The lowest level above `level` that missed the SLO."""
         return min((missed for missed in self.missed if missed > level), default=None)
 
 
@@ -287,7 +285,6 @@ def decide_level(plan: SweepPlan, goal: Goal, points: Sequence[Point]) -> float 
 
 
 def _set_aim(plan: SweepPlan, goal: Goal, points: Sequence[Point]) -> Aim | str:
-    """The aim of a search, or why there can be no search."""
     resolution, most_runs, closed = plan.sweep.resolution, plan.sweep.most_runs, closed_points(points)
     if goal == "concurrency":
         return Aim(1, 1, plan.most_concurrency, resolution, most_runs, True, UNITS[goal])

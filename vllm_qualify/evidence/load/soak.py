@@ -27,11 +27,11 @@ from vllm_qualify.evidence.load import agreement
 from vllm_qualify.evidence.load.client import Driven, command_of
 from vllm_qualify.evidence.load.problems import CLIENT_CORES_ALLOWED, CLIENT_REMEDY, ClientUse, counters_of
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, around, in_words, invalid, share_interval, valid
-from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
+from vllm_qualify.evidence.sequential import Levels, Sides, sides_at_once
 from vllm_qualify.evidence.trend import LEAST_VALUES, slope_of
 from vllm_qualify.evidence.watched import read_host, watched_in, watched_problems
 from vllm_qualify.recipe.load import LEAST_PROMPTS_PER_CLIENT, Load
-from vllm_qualify.recipe.metrics import FAILED_SHARE, GPU_GROWTH, HOST_GROWTH, LATENCY_GROWTHS, METRICS
+from vllm_qualify.recipe.metrics import FAILED_SHARE, GPU_GROWTH, HOST_GROWTH, LATENCY_GROWTHS
 from vllm_qualify.recipe.searches import Soak
 from vllm_qualify.recipe.values import Count, Frozen, Number
 
@@ -138,7 +138,6 @@ class Round:
 
 
 def parse_soak(folder: Path, settings: Load, soak: Soak, server: ServerPlan, levels: Levels) -> list[Measurement]:
-    """One measurement for each metric of a soak of a part of the load."""
     source, watched = f"{STAGE}/bench-*.json", watched_in(folder, folder.parent / SERVE)
     memory = _memory_readers(server.gpus)
     names = [*memory, *LATENCY_GROWTHS.values(), FAILED_SHARE]
@@ -315,7 +314,7 @@ def _measure_growth(
     except UNUSABLE as error:
         return invalid(metric, in_words(error), source)
     times = 100 / slope.mean if in_percent else 1.0
-    ends = slope.interval(_sides_of_metric(metric, levels))
+    ends = slope.interval(sides_at_once(metric, levels))
     interval = around(times * slope.per_time, times * ends.lower, times * ends.upper)
     return valid(metric, times * slope.per_time, source, sample_count=len(series), interval=interval)
 
@@ -323,7 +322,7 @@ def _measure_growth(
 def _failed_share(rounds: Sequence[Round], levels: Levels, source: str) -> Measurement:
     """The share of all requests. If failures come together, the differences between rounds tell, and not the requests."""
     failed, asked = ([each.result[name] for each in rounds] for name in ("failed", "num_prompts"))
-    at, share = _sides_of_metric(FAILED_SHARE, levels), sum(failed) / sum(asked)
+    at, share = sides_at_once(FAILED_SHARE, levels), sum(failed) / sum(asked)
     of_requests = share_interval(sum(failed), sum(asked), at)
     of_rounds = _bound_share([one / whole for one, whole in zip(failed, asked, strict=True)], at)
     lower, upper = min(of_requests.lower, of_rounds.lower), max(of_requests.upper, of_rounds.upper)
@@ -336,7 +335,3 @@ def _bound_share(shares: Sequence[float], at: Sides) -> Interval:
     error = slope.error * math.sqrt((len(shares) ** 2 - 1) / 12)
     ends = slope.model_copy(update={"per_time": slope.mean, "error": error}).interval(at)
     return Interval(lower=min(1.0, max(0.0, ends.lower)), upper=min(1.0, max(0.0, ends.upper)))
-
-
-def _sides_of_metric(metric: str, levels: Levels) -> Sides:
-    return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)

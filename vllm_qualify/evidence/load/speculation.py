@@ -25,9 +25,9 @@ from vllm_qualify.evidence.load import figures, result
 from vllm_qualify.evidence.load.greedy import DRAFTED, GREEDY, SIDES, UNDRAFTED, Greedy, SameText, ask_prompt, compare_texts
 from vllm_qualify.evidence.load.problems import request_problems
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
+from vllm_qualify.evidence.sequential import Levels, sides_at_once
 from vllm_qualify.recipe.load import Load
-from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, METRICS, OUTPUT_THROUGHPUT, SAME_TEXT
+from vllm_qualify.recipe.metrics import ACCEPTANCE_BATCH1, OUTPUT_THROUGHPUT, SAME_TEXT
 from vllm_qualify.recipe.values import Frozen
 
 STAGE = "speculation"
@@ -46,13 +46,6 @@ COUNTERS = (DRAFTS, DRAFT_TOKENS, ACCEPTED, ACCEPTED_AT)
 
 RunLoad = Callable[[Server, Load, Path, int], None]
 """Runs bench once on a server, as repeat N of the load, into a folder."""
-
-
-class Pair(NamedTuple):
-    """A server with speculative decoding, and the same without it, in the order of SIDES."""
-
-    drafted: Server
-    undrafted: Server
 
 
 class FailedError(ValueError):
@@ -156,13 +149,13 @@ def measure_start(start: Start, server: Server, greedy: Greedy, settings: Load, 
     _measure_sides({start.side: server}, start.repeats, asked, settings, folder, run)
 
 
-def measure_speculation(servers: Pair, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
+def measure_speculation(drafted: Server, undrafted: Server, greedy: Greedy, settings: Load, folder: Path, run: RunLoad) -> None:
     """Ask both servers, then `run` both loads on both, all in turns. `settings` is the profile's load.
 
     Raises ReleaseError if a server has ended, and whatever `run` raises.
     """
     repeats = range(1, draft_loads(settings)[PROFILE].repeats + 1)
-    _measure_sides(dict(zip(SIDES, servers, strict=True)), repeats, greedy, settings, folder, run)
+    _measure_sides({DRAFTED: drafted, UNDRAFTED: undrafted}, repeats, greedy, settings, folder, run)
 
 
 def _measure_sides(
@@ -211,11 +204,6 @@ def _measure_rate(folder: Path, name: str, side: str, settings: Load, levels: Le
     return rate.model_copy(update={"source": above + rate.source, "traced_to": [above + path for path in rate.traced_to]})
 
 
-def sides_at_once(metric: str, levels: Levels) -> Sides:
-    """The sides of an interval over repeats that are judged only once, after the last repeat."""
-    return sides_of(METRICS[metric].direction, levels.false_pass, levels.false_fail)
-
-
 def _measure_acceptance(folder: Path, settings: Load, levels: Levels, server: ServerPlan) -> Measurement:
     inside, place = folder / BATCH1 / DRAFTED, f"{folder.name}/{BATCH1}/{DRAFTED}"
     source, repeats = f"{place}/metrics-*.txt", draft_loads(settings)[BATCH1].repeats
@@ -236,18 +224,13 @@ def _measure_acceptance(folder: Path, settings: Load, levels: Levels, server: Se
 
 
 def _find_accepted(page: Path) -> int:
-    """The line with the count of accepted tokens."""
     return next(number for number, line in enumerate(page.read_text().splitlines(), 1) if line.startswith(ACCEPTED))
 
 
 def _read_acceptances(folder: Path, repeats: int) -> list[Acceptance]:
     """The fate of the drafts of each repeat. Raises one of UNUSABLE."""
-    return [_read_pages(*result.metrics_pages(folder, repeat)) for repeat in range(1, repeats + 1)]
-
-
-def _read_pages(before: Path, after: Path) -> Acceptance:
-    """The fate of the drafts between two files. Raises one of UNUSABLE."""
-    return read_acceptance(before.read_text(), after.read_text())
+    both_pages = (result.metrics_pages(folder, repeat) for repeat in range(1, repeats + 1))
+    return [read_acceptance(*(page.read_text() for page in pages)) for pages in both_pages]
 
 
 def read_acceptance(before: str, after: str) -> Acceptance:
@@ -311,7 +294,7 @@ def document(folder: Path, settings: Load) -> SpeculationDetails:
     except UNUSABLE:
         # The measurement says why.
         texts = None
-    greedy = _describe_drafting(1, lambda: _read_pages(*(folder / page for page in GREEDY_PAGES)))
+    greedy = _describe_drafting(1, lambda: read_acceptance(*((folder / page).read_text() for page in GREEDY_PAGES)))
     batch1, profile = (
         _describe_drafting(each.max_concurrency, partial(_sum_repeats, folder / name / DRAFTED, each))
         for name, each in draft_loads(settings).items()

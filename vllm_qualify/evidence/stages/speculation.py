@@ -45,8 +45,8 @@ class SpeculationStage(Stage, name="speculation", is_timed=True, uses_bench=True
         with serving_other(plan.undrafted, plan, inside, world.tell_often, world.served) as other:
             sides = {each.server.url: each.driven(plan) for each in (world.served, other)}
             measure_once = _note_commands(sides, folder, world.tell_often, commands)
-            servers = speculation.Pair(world.served.server, other.server)
-            speculation.measure_speculation(servers, _choose_prompts(plan, world.evidence), plan.load, folder, measure_once)
+            drafted, prompts = world.served.server, _choose_prompts(plan, world.evidence)
+            speculation.measure_speculation(drafted, other.server, prompts, plan.load, folder, measure_once)
         return commands
 
     def run_in_turn(self, plan: CellPlan, evidence: Path, tell: Tell) -> StageEvidence:

@@ -6,7 +6,7 @@ from pathlib import Path
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load import speculation
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, in_words, invalid, valid
-from vllm_qualify.evidence.sequential import levels_for
+from vllm_qualify.evidence.sequential import levels_for, sides_at_once
 from vllm_qualify.judge import relative
 from vllm_qualify.judge.compare.loads import keep_common_repeats
 from vllm_qualify.judge.compare.noise import STARTS_OF_TWO
@@ -39,7 +39,7 @@ def _compare_rates(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan
                 return invalid(metric, f"{whose}{rate.invalid_because}", rate.source)
         ours, theirs = keep_common_repeats(ours, theirs)
         # The speedup is how much worse the server without speculative decoding is.
-        at = speculation.sides_at_once(metric, levels)
+        at = sides_at_once(metric, levels)
         gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[RATE].direction, at)
     except UNUSABLE as error:
         return invalid(metric, f"no usable comparison: {in_words(error)}", "")
