@@ -166,7 +166,8 @@ def confining_lm_eval(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     is_local = bool(task.questions or task.settings.context_tok)
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if is_local else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.
-    variables = local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    answering = {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    variables = local | answering | {"TOKENIZERS_PARALLELISM": "false"}
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
     kinds = {"downloads": not is_local, "is_trusting": task.folder is not None}

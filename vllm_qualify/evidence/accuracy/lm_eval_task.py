@@ -39,7 +39,6 @@ class LoadedTask:
             self.refuse(error.problem, error.remedy)
 
     def load(self) -> None:
-        """Load the task with its questions, and keep them as they are."""
         if self.job.test:
             self._write_local_tasks()
         self.tasks = internals.load_tasks(self.found, self.name)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import random
 import sys
 import time
@@ -217,6 +216,5 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.captureWarnings(True)
     main(Path(sys.argv[1]))

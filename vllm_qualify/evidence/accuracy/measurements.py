@@ -244,7 +244,6 @@ def _measure_tokens(look: _Look) -> Measurement:
 
 
 def _measure_faults(metric: str, look: _Look) -> Measurement:
-    """The share of answers with a fault of their text."""
     try:
         looping = _looping_thoughts(look) if metric == LOOPING else set()
     except UNUSABLE as error:
