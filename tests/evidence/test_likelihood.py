@@ -288,21 +288,15 @@ def text_of(request: Document) -> str:
     return f"{said}<assistant>" if request["add_generation_prompt"] else said
 
 
-class Living(Server):
-    """A server that has not ended."""
-
-    def check_alive(self) -> None:
-        return
-
-
-def living(url: str) -> Server:
-    return Living(**{name: getattr(SERVER, name) for name in Server.model_fields} | {"url": url})
+@pytest.fixture(autouse=True)
+def alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "check_alive", lambda _: None)
 
 
 def measured(path: Path, *passages_given: Passage, **behaviour: Any) -> tuple[list[Document], list[tuple[str, Document]]]:
     asked: list[tuple[str, Document]] = []
     with serving(type("Behaving", (ScoringHandler,), {"asked": asked, **behaviour})) as url:
-        measure_likelihood(living(url), passages_given, path, 10.0, lambda *_: None)
+        measure_likelihood(SERVER.model_copy(update={"url": url}), passages_given, path, 10.0, lambda *_: None)
     return [json.loads(line) for line in path.read_text().splitlines()], asked
 
 
@@ -356,7 +350,8 @@ def test_scoring_ends_at_the_first_reply_that_is_none_which_is_the_reason(
 
 def test_a_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
     passages_given = [Passage("gsm8k", 1, "Q?", "A.")]
-    measure_likelihood(living("http://127.0.0.1:9"), passages_given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
+    server = SERVER.model_copy(update={"url": "http://127.0.0.1:9"})
+    measure_likelihood(server, passages_given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
     with pytest.raises(ValueError, match="ConnectError"):
         read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
 
