@@ -96,7 +96,7 @@ def copy(asked: tuple[Path, TaskPlan], tmp_path: Path) -> Path:
     return shutil.copytree(asked[0], tmp_path / "accuracy" / "sums")
 
 
-def test_the_questions_of_all_members_are_one_list(asked: tuple[Path, TaskPlan]) -> None:
+def test_the_questions_of_all_members_are_one_list_with_one_score(asked: tuple[Path, TaskPlan]) -> None:
     folder, _ = asked
     reply = TaskReply.model_validate_json((folder / "task.json").read_bytes())
     assert [(member.name, member.questions) for member in reply.members] == sorted(SIZES.items())
@@ -117,16 +117,13 @@ def test_the_questions_of_all_members_are_one_list(asked: tuple[Path, TaskPlan])
     assert (answered.task, answered.keys) == ("sums", [("exact_match", "trimmed")])
     # Members number their questions alike, and each answer is a passage.
     assert len(_read_task(folder, "sums")) == 13
-
-
-def test_the_score_is_the_mean_over_all_questions(asked: tuple[Path, TaskPlan]) -> None:
-    """9 of 13, where the mean of the members' means is (2/3 + 4/6 + 3/4) / 3."""
+    # The score is the mean over all questions: that of the members' means would be (2/3 + 4/6 + 3/4) / 3.
     score, cut, *_ = parse_task(*asked, Levels())
     named = (score.metric, score.task, score.filter, score.value, score.sample_count)
     assert named == ("exact_match", "sums", "trimmed", 9 / 13, 13)
     assert score.interval is not None
     assert cut.value == 0
-    assert len(score.traced_to) == len(list(asked[0].glob("r*-b*")))
+    assert len(score.traced_to) == len(list(folder.glob("r*-b*")))
 
 
 def test_a_group_is_the_same_whichever_of_its_members_were_asked(copy: Path, asked: tuple[Path, TaskPlan]) -> None:
