@@ -72,7 +72,7 @@ class Asked(NamedTuple):
         replies = [answering(question, step.repetition) for question in questions]
         flexible = [reply.score if reply.flexible is None else reply.flexible for reply in replies]
         scores = {STRICT: [reply.score for reply in replies], FLEXIBLE: flexible}
-        generation = (captured_results()["configs"]["gsm8k"] | self.config)["generation_kwargs"]
+        generation = (_captured_results()["configs"]["gsm8k"] | self.config)["generation_kwargs"]
         rows = [
             self._row(question, reply, score, name, generation)
             for name, given in scores.items()
@@ -92,7 +92,7 @@ class Asked(NamedTuple):
         (into / AFTER).write_text(page(stop=BEGAN + len(questions) - cut, length=BEGAN + cut))
 
     def _results(self, scores: dict[str, list[float]], asked: int) -> Document:
-        name, results = self.task.name, captured_results()
+        name, results = self.task.name, _captured_results()
         about = results["results"].pop("gsm8k")
         about = {key: value for key, value in about.items() if "," not in key} | {"name": name, "alias": name}
         about["sample_len"] = asked
@@ -168,13 +168,9 @@ def hashed(row: Document) -> Document:
     return row | {name: _sha(str(text)) for name, text in content.items()}
 
 
-@cache
-def _captured_text() -> str:
-    return next((CAPTURED / "r1-b1").glob("results_*.json")).read_text()
-
-
-def captured_results() -> Document:
-    results: Document = json.loads(_captured_text())
+def _captured_results() -> Document:
+    (path,) = (CAPTURED / "r1-b1").glob("results_*.json")
+    results: Document = json.loads(path.read_text())
     return results
 
 

@@ -20,7 +20,7 @@ from tests.evidence.commands import SERVER, STARTING
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.engine.process import Progress
 from vllm_qualify.errors import RecipeError
-from vllm_qualify.evidence.accuracy.answers import Answered
+from vllm_qualify.evidence.accuracy.answers import Answer, Answered
 from vllm_qualify.evidence.accuracy.letters import TaskReply
 from vllm_qualify.evidence.accuracy.lm_eval_process import Asking, LmEval, prepare_task, running_lm_eval
 from vllm_qualify.evidence.accuracy.samples import read_answers
@@ -41,15 +41,7 @@ Saying = str | Callable[[str], str]
 @cache
 def install_packages(target: Path, *arguments: str) -> str | None:
     """Why no package index has these packages, or None. They go to `target`."""
-    command: list[str | Path] = [
-        Path(sys.executable).parent / "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--target",
-        target,
-        *arguments,
-    ]
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--target", str(target), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.stderr[-300:] if done.returncode else None
 
@@ -68,7 +60,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 def change_samples(folder: Path, how: Callable[[list[Row]], object], step: str = "r1-b1") -> None:
     """Of a first block: questions 9 and 11 by strict-match, then by flexible-extract."""
-    path = next((folder / step).glob("samples_*.jsonl"))
+    (path,) = (folder / step).glob("samples_*.jsonl")
     rows = read_rows(path)
     how(rows)
     write_rows(path, rows)
@@ -96,6 +88,12 @@ def ask_task(plan: TaskPlan, folder: Path, book: Book, most_blocks: int | None =
         for step in run.steps[:most_blocks]:
             run.ask(step)
     return read_answers(into, plan), into
+
+
+def answer_in_order(plan: TaskPlan, folder: Path, book: Book, most_blocks: int | None = None) -> list[Answer]:
+    """A task's answers in the order of its questions."""
+    answered, _ = ask_task(plan, folder, book, most_blocks)
+    return sorted(answered.answers, key=lambda answer: answer.question)
 
 
 def await_task_reply(lm_eval: LmEval) -> TaskReply:
@@ -148,12 +146,13 @@ def write_task(folder: Path, name: str, data: list[Any], **changes: Any) -> None
     """A task file with its questions and EXAMPLES beside it, which have the same fields."""
     folder.mkdir(exist_ok=True)
     examples = [{field: row[field] for field in data[0]} for row in EXAMPLES]
-    for split, rows in (("test", data), ("train", examples)):
-        (folder / f"{name}-{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {split: folder / f"{name}-{split}.jsonl" for split in ("test", "train")}
+    write_rows(files["test"], data)
+    write_rows(files["train"], examples)
     task = {
         "task": name,
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {split: str(folder / f"{name}-{split}.jsonl") for split in ("test", "train")}},
+        "dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}},
         "output_type": "generate_until",
         "test_split": "test",
         "training_split": "train",
@@ -177,9 +176,7 @@ def picture_url(body: bytes, form: str = "png") -> str:
 
 def exam_row(number: int, question: str, answer: str, *pictures: bytes, options: str = "['two', 'six']") -> Row:
     """A question of MMMU."""
-    images = {f"image_{place}": picture_url(body) for place, body in enumerate(pictures, start=1)}
-    rest = {f"image_{place}": None for place in range(len(pictures) + 1, 8)}
+    images = dict.fromkeys(f"image_{place}" for place in range(1, 8))
+    images |= {f"image_{place}": picture_url(body) for place, body in enumerate(pictures, start=1)}
     kind = "multiple-choice" if options != "[]" else "open"
-    return (
-        {"id": f"a_{number}", "question": question, "options": options, "answer": answer, "question_type": kind} | images | rest
-    )
+    return {"id": f"a_{number}", "question": question, "options": options, "answer": answer, "question_type": kind} | images

@@ -26,7 +26,6 @@ Qualify = Callable[..., Qualified]
 
 
 def measured(report: Report, stage: str) -> dict[str, Measurement]:
-    """The measurements of a stage by their metric."""
     (finished,) = (each for each in report.stages if each.stage == stage)
     return {measurement.metric: measurement for measurement in finished.measurements}
 

@@ -63,7 +63,6 @@ Document = dict[str, Any]
 def load_server(
     arguments: ServerArguments = ARGUMENTS, kind: EngineName = VLLM, gpus: Sequence[int] = (), model: str = "reference"
 ) -> ServerPlan:
-    """The server that a load was run on."""
     engine = EngineEnvironment(python=Path("/engine/bin/python"))
     about = {"model": "org/model", "revision": "0123abc", "environment": {}, "startup_timeout_s": 60.0, "kind": kind}
     return ServerPlan(engine=engine, served_model_name=model, arguments=arguments, gpus=list(gpus), **about)
@@ -75,7 +74,6 @@ LOAD_SERVER = load_server()
 def measure(
     folder: Path, settings: Load = SETTINGS, server: ServerPlan = LOAD_SERVER, levels: Levels = LEVELS, **checks: Any
 ) -> dict[str, Measurement]:
-    """All measurements of a load by their metrics."""
     return {row.metric: row for row in parse_load(folder, settings, levels, server, LoadChecks(**checks))}
 
 

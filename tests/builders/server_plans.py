@@ -11,20 +11,8 @@ from vllm_qualify.engine.server import ServerPlan
 DIGEST = f"sha256:{'a1' * 32}"
 IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=DIGEST, platform="linux/amd64")
 PROCESS = EngineEnvironment(python=Path("/opt/engine/bin/python"))
-AWKWARD = [
-    "",
-    " ",
-    "it's",
-    '"quoted"',
-    "$HOME `id` $(id) ${PATH} $$",
-    "a\nb: c\n",
-    "a \\\n  b",
-    "#no",
-    "--opt",
-    "yes",
-    "1e3",
-    "ü",
-]
+AWKWARD = ["", " ", "it's", '"quoted"', "$HOME `id` $(id) ${PATH} $$", "a\nb: c\n", "a \\\n  b"]
+AWKWARD += ["#no", "--opt", "yes", "1e3", "ü"]
 
 
 def plan(**others: Any) -> ServerPlan:

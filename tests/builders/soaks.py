@@ -59,15 +59,8 @@ def soak_in(folder: Path, host: Course = EVEN_MIB, ttft: Course = EVEN_MS, faile
 
 def sample(at: float, rss_mib: float) -> Document:
     gpus: list[Document] = [{"index": index, "memory_used_mib": 70_000, "clock_reasons": []} for index in (0, 1)]
-    server = {"cpu_s": 1.0, "rss_mib": rss_mib}
-    return {
-        "time": at,
-        "cpu_share": 0.5,
-        "load_1min": 1.0,
-        "memory_available_mib": 9e5,
-        "processes": {"server": server},
-        "gpus": gpus,
-    }
+    host = {"time": at, "cpu_share": 0.5, "load_1min": 1.0, "memory_available_mib": 9e5}
+    return host | {"processes": {"server": {"cpu_s": 1.0, "rss_mib": rss_mib}}, "gpus": gpus}
 
 
 def write_json(path: Path, document: Document) -> None:

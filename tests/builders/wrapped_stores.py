@@ -6,8 +6,6 @@ from vllm_qualify.publish.store import Store
 
 
 class Wrapped:
-    """A store whose writes a test may do something with."""
-
     def __init__(self, store: Store) -> None:
         self.url, self.locate, self.check = store.url, store.locate, store.check
         self.get, self.read, self.exists, self.keys = store.get, store.read, store.exists, store.keys

@@ -43,6 +43,7 @@ from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.sampling import Sampling
 
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
+UNTHINKING = "unthinking_answers"
 OF_ANSWERS = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
 LEVELS = Levels()
 # Of the captured answers: the looks are after 2, 4, 6 and all 8 questions. Fewer cuts or tokens are better.
@@ -71,7 +72,13 @@ def change_reply(folder: Path, step: str, question: int, text: str) -> None:
     change_samples(folder, lambda rows: [row.update(resps=[[text]]) for row in rows if row["doc_id"] == question], step)
 
 
-def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -> None:
+def traced_lines(folder: Path, measurement: Measurement) -> list[str]:
+    places = [trace.rpartition(":") for trace in measurement.traced_to]
+    assert places
+    return [(folder.parents[1] / path).read_text().split("\n")[int(number) - 1] for path, _, number in places]
+
+
+def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers_with_their_lines() -> None:
     rows = parse_task(CAPTURED, CAPTURED_PLAN, LEVELS)
     assert [(each.metric, each.task, each.filter, each.value, each.unit, each.sample_count) for each in rows] == [
         ("exact_match", "gsm8k", STRICT, 1 / 8, "fraction", 8),
@@ -82,21 +89,9 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers() -
         ("looping_answers", "gsm8k", None, 0.0, "fraction", 8),
         ("other_script_answers", "gsm8k", None, 0.0, "fraction", 8),
     ]
-
-
-def traced_lines(folder: Path, measurement: Measurement) -> list[str]:
-    """The line of each trace."""
-    places = [trace.rpartition(":") for trace in measurement.traced_to]
-    assert places
-    return [(folder.parents[1] / path).read_text().split("\n")[int(number) - 1] for path, _, number in places]
-
-
-def test_a_measurement_is_traced_to_the_lines_of_the_files(folder: Path) -> None:
-    messages = ("exact_match,strict-match", "exact_match,flexible-extract", "length")
-    for measurement, message in zip(parse_task(folder, CAPTURED_PLAN, LEVELS)[:3], messages, strict=True):
-        steps = [["accuracy", "gsm8k", step] for step in CAPTURED_STEPS]
-        assert [trace.split("/")[:3] for trace in measurement.traced_to] == steps
-        assert all(f'"{message}"' in line for line in traced_lines(folder, measurement))
+    for row, words in zip(rows, ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=False):
+        assert [trace.split("/")[:3] for trace in row.traced_to] == [["accuracy", "gsm8k", step] for step in CAPTURED_STEPS]
+        assert all(f'"{words}"' in line for line in traced_lines(CAPTURED, row))
 
 
 def test_the_interval_is_of_the_look(folder: Path) -> None:
@@ -137,9 +132,7 @@ def test_empty_replies_are_wrong_answers_and_too_many_are_invalid(folder: Path) 
         rows = by_filter(folder, plan)
         assert set(rows) == {STRICT, FLEXIBLE, *OF_ANSWERS}
         assert all("2 of 10 replies are empty" in why_invalid(each) for each in rows.values())
-
-
-def test_no_answer_at_all_is_invalid_whatever_is_allowed(folder: Path) -> None:
+    # No answer at all is invalid, whatever is allowed.
     for step in CAPTURED_STEPS:
         for question in range(12):
             change_reply(folder, step, question, "")
@@ -159,12 +152,6 @@ def change_rows(folder: Path, name: str, **fields: object) -> None:
         results.write_text(json.dumps(document))
 
 
-def test_right_answers_that_no_filter_found_are_no_result(folder: Path) -> None:
-    change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=1.0)
-    for row in parse_task(folder, CAPTURED_PLAN, LEVELS):
-        assert "is right, and strict-match found no answer in its reply" in why_invalid(row)
-
-
 def test_a_filter_that_found_no_answer_at_all_is_invalid_and_not_a_score_of_0(folder: Path) -> None:
     before = {name: row.value for name, row in by_filter(folder).items()}
     change_rows(folder, STRICT, filtered_resps=["[invalid]"], exact_match=0.0)
@@ -172,6 +159,9 @@ def test_a_filter_that_found_no_answer_at_all_is_invalid_and_not_a_score_of_0(fo
     assert "the filter strict-match found an answer in none of the 10 replies" in why_invalid(rows[STRICT])
     assert rows[STRICT].sample_count == 8
     assert {name: row.value for name, row in rows.items()} == before | {STRICT: None}
+    # Wrong answers that were found are a score of 0.
+    change_rows(folder, STRICT, filtered_resps=["7"], exact_match=0.0)
+    assert by_filter(folder)[STRICT].value == 0.0
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -183,27 +173,20 @@ def test_a_server_that_was_started_anew_between_two_blocks_measured_nothing(fold
             began = f"process_start_time_seconds {1.79582917621e9 + 60 * is_later}\n" if is_told else ""
             text = page.read_text() if is_told or not is_later else re.sub(r"(_total\{.*\}) \S+", r"\1 0.0", page.read_text())
             page.write_text(text + began)
-    row = by_filter(folder)[STRICT]
-    assert row.value is None
     sign = "it began at 01:26:16, and then at 01:27:16" if is_told else "its count of vllm:request_success_total went back"
     message = f"the server was started anew between the end of r1-b2 and the start of r1-b3: {sign}"
-    assert message in (row.invalid_because or "")
-
-
-def test_wrong_answers_that_were_found_are_a_score_of_0(folder: Path) -> None:
-    change_rows(folder, STRICT, filtered_resps=["7"], exact_match=0.0)
-    assert by_filter(folder)[STRICT].value == 0.0
+    assert message in why_invalid(by_filter(folder)[STRICT])
 
 
 @pytest.mark.parametrize("gone", [".", "r1-b1", "r1-b1/results_*", "r1-b1/samples_*", "task.json", "r*-b*"])
 def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -> None:
     for path in [folder] if gone == "." else folder.glob(gone):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    rows = parse_task(folder, CAPTURED_PLAN, LEVELS)
-    assert [(each.metric, each.task, each.filter) for each in rows] == [
-        (metric, "gsm8k", None) for metric in ("exact_match", *OF_ANSWERS)
-    ]
-    assert all("lm-eval left no usable result" in why_invalid(each) for each in rows)
+    for plan, others in ((CAPTURED_PLAN, ()), (with_settings(CAPTURED_PLAN, think_end="</think>"), (UNTHINKING,))):
+        rows = parse_task(folder, plan, LEVELS)
+        wanted = [(metric, "gsm8k", None) for metric in ("exact_match", *OF_ANSWERS, *others)]
+        assert [(each.metric, each.task, each.filter) for each in rows] == wanted
+        assert all("lm-eval left no usable result" in why_invalid(each) for each in rows)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -215,6 +198,8 @@ def test_files_that_are_missing_make_the_task_invalid(folder: Path, gone: str) -
         (r"(?s).+", "not of Prometheus {", "it is not known"),
         ('finished_reason="length"', 'finished_reason="cut"', "with finished_reason length"),
         (r"} .+", "} NaN", "the server counts nan answers"),
+        # 8 of 10 answers were cut. Of infinitely many that would be none.
+        (r'(finished_reason="stop".*}) .*', r"\1 +Inf", "inf answers"),
     ],
 )
 def test_without_its_counts_nobody_knows_how_many_answers_were_cut(
@@ -231,10 +216,7 @@ def change_page(folder: Path, when: str, pattern: str, instead: str) -> None:
     path.write_text(re.sub(pattern, instead, path.read_text()))
 
 
-def test_fewer_counts_than_answers_or_endless_ones_are_none(folder: Path) -> None:
-    """8 of 10 answers were cut. Of infinitely many that would be none."""
-    change_page(folder, "after", r'(finished_reason="stop".*}) .*', r"\1 +Inf")
-    assert "counts inf answers" in why_invalid(by_filter(folder)["truncated_answers"])
+def test_fewer_counts_than_answers_are_none(folder: Path) -> None:
     shutil.copy(folder / "r1-b2" / "metrics-before.txt", folder / "r1-b2" / "metrics-after.txt")
     message = "the server counts 0 answers to the 2 questions of r1-b2"
     assert message in why_invalid(by_filter(folder)["truncated_answers"])
@@ -348,16 +330,13 @@ def test_tokens_without_a_bucket_that_ends_are_invalid(folder: Path) -> None:
     count_tokens(folder, TOKENS)
     for path in folder.glob("r*-b*/metrics-*.txt"):
         path.write_text(re.sub(r'vllm:request_generation_tokens_bucket{.*le="[\d.]+"}.*\n', "", path.read_text()))
-    row = by_filter(folder)["output_tok_per_answer"]
-    assert row.interval is None
-    assert "no bucket that ends" in why_invalid(row)
+    assert "no bucket that ends" in why_invalid(by_filter(folder)["output_tok_per_answer"])
 
 
 # From here on with the real lm-eval.
 
 QUESTIONS = {f"How many are {number} and 1?": f" They are {number + 1}.\n#### {number + 1}" for number in range(12)}
 ROWS = [{"question": question, "answer": answer.strip()} for question, answer in QUESTIONS.items()]
-ALL = frozenset(QUESTIONS)
 SOME = frozenset(list(QUESTIONS)[:2])
 
 
@@ -425,8 +404,7 @@ def test_requests_that_fail_once_are_asked_again_and_counted(
     assert progress_calls[-1] == (3, 3) or (at_once == 1 and progress_calls[-1][1] == 3)
     assert sum(book.asked.values()) == 16
     assert describe_retries(folder, plan).startswith("4 requests failed, and lm-eval asked again: it tries each 3 times")
-    assert {path.name for path in folder.iterdir()} >= {"task.json", "r1-b1"}
-    assert not (folder / "left of an earlier try").exists()
+    assert {path.name for path in folder.iterdir()} == {"task.json", *(f"r1-b{block}" for block in range(1, BLOCKS + 1))}
     assert "shhhhhhhh" not in " ".join(run.lm_eval.command)
     assert not any(b"shhhhhhhh" in path.read_bytes() for path in folder.parent.rglob("*") if path.is_file())
 
@@ -496,15 +474,14 @@ def test_a_sampled_answer_has_a_seed_of_its_own_that_the_next_run_gives_it_again
 
 
 def test_a_sampled_question_counts_with_the_mean_of_its_samples(tmp_path: Path, data: tuple[Path, Path]) -> None:
-    book = Book(QUESTIONS, sampled=ALL - SOME)
+    book = Book(QUESTIONS, sampled=frozenset(QUESTIONS) - SOME)
     settings = plan_of(data, sampling=Sampling(temperature=1), samples_per_question=3).settings
     plan = plan_of(data).model_copy(update={"settings": settings, "repetitions": 3})
     folder = tmp_path / "accuracy" / "gsm8k"
     with asking(book, plan, folder) as run:
         for step in run.steps[: 2 * BLOCKS]:
             run.ask(step)
-        row = by_filter(folder, plan)[STRICT]
-        assert row.invalid_because == "24 answers, where 36 are wanted: samples_per_question is 3"
+        assert why_invalid(by_filter(folder, plan)[STRICT]) == "24 answers, where 36 are wanted: samples_per_question is 3"
         for step in run.steps[2 * BLOCKS :]:
             run.ask(step)
     right: dict[str, list[bool]] = {}
@@ -537,9 +514,7 @@ def test_samples_of_questions_that_are_always_or_never_right_are_worth_no_more_t
     assert once.upper < often.upper
     assert interval_of_means([1.0] * 30, 30 * 16, AT) == share_interval(30, 30, AT)
     assert interval_of_means([0.0] * 30, 30 * 16, AT) == share_interval(0, 30, AT)
-
-
-def test_samples_of_questions_that_are_alike_are_worth_as_many_answers() -> None:
+    # Those of questions that are alike are worth as many answers.
     assert interval_of_means([0.75] * 30, 30 * 16, AT) == share_interval(0.75 * 30 * 16, 30 * 16, AT)
 
 
@@ -578,9 +553,6 @@ def test_thinking_that_the_server_splits_off_is_kept_beside_the_answers(at_once:
     rows = by_filter(folder, plan)
     assert "2 answers have no reply in replies.jsonl" in why_invalid(rows["looping_answers"])
     assert rows[STRICT].value == 1.0
-
-
-UNTHINKING = "unthinking_answers"
 
 
 def test_answers_without_thinking_are_a_share_of_the_questions(ask: Ask) -> None:
@@ -643,14 +615,6 @@ def test_of_a_question_asked_twice_the_mean_counts_by_replies_of_the_real_engine
     assert "1 of 10 answers have no reply of their own" in why_invalid(by_filter(folder)[UNTHINKING])
 
 
-def test_a_task_that_should_think_and_left_nothing_says_so(folder: Path) -> None:
-    (folder / "task.json").unlink()
-    assert "lm-eval left no usable result" in why_invalid(
-        by_filter(folder, with_settings(CAPTURED_PLAN, think_end="</think>"))[UNTHINKING]
-    )
-    assert UNTHINKING not in by_filter(folder)
-
-
 @pytest.mark.parametrize(("api", "at_once"), [("chat", 4), ("completions", 4), ("completions", 1)])
 def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, ask: Ask) -> None:
     """Replies of two words to thirteen, and as many words of thinking."""
@@ -661,12 +625,14 @@ def test_each_answer_has_the_tokens_of_its_own_reply(api: str, at_once: int, ask
     assert {answer.question: answer.output_tok for answer in read_answers(folder, plan).answers} == given
 
 
-@pytest.mark.parametrize(
-    "usage", [None, 7, {}, {"completion_tokens": -1}, {"completion_tokens": "9"}, {"completion_tokens": True}]
-)
-def test_a_usage_that_counts_nothing_is_no_number_of_tokens(usage: object) -> None:
-    reply, _ = split_thinking("a", {"index": 0, "text": "yes", "usage": usage}, "yes", None)
-    assert reply.output_tok is None
+ODD_FIELDS = [7, ["a"], {"text": "a"}, None, {}, *({"completion_tokens": tokens} for tokens in (-1, "9", True))]
+
+
+@pytest.mark.parametrize("odd", ODD_FIELDS, ids=str)
+def test_thinking_that_is_no_text_and_a_usage_that_counts_nothing_are_none(odd: object) -> None:
+    choice = {"index": 0, "finish_reason": odd, "message": {"content": "yes", "reasoning": odd}, "usage": odd}
+    reply, answer = split_thinking("a", choice, "yes", None)
+    assert (reply.thinking, reply.finish_reason, reply.output_tok, answer) == (None, None, None, "yes")
 
 
 CHAT = [{"role": "user", "content": "é"}]
@@ -686,11 +652,14 @@ def reading_model(kind: str, prompt: Any) -> tuple[Any, list[tuple[str, Any]]]:
     return model, read_each
 
 
-def test_of_a_reply_with_two_choices_it_is_not_known_which_has_how_many_tokens() -> None:
-    model, read = reading_model("local-completions", "a")
+def test_each_choice_is_read_with_its_prompt_and_of_two_it_is_not_known_which_has_how_many_tokens() -> None:
     choices = [{"index": 0, "text": "yes"}, {"index": 1, "text": "no"}]
+    model, read = reading_model("local-completions", "a")
     model.parse_generations({"choices": choices, "usage": {"completion_tokens": 9}})
-    assert [choice for _, choice in read] == choices
+    assert read == [("a", choice) for choice in choices]
+    model, read = reading_model("local-chat-completions", CHAT)
+    assert model.parse_generations({"choices": [{"index": 0, "message": {"content": "yes"}}]}) == ["yes"]
+    assert [prompt for prompt, _ in read] == ['[{"role": "user", "content": "é"}]']
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
@@ -722,6 +691,7 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, as
 @pytest.mark.parametrize(
     "reply",
     [
+        {"error": {"message": "filtered"}},
         {"choices": None},
         {"choices": 7},
         {"choices": [None]},
@@ -733,21 +703,6 @@ def test_thinking_that_the_server_leaves_in_the_reply_is_not_scored(api: str, as
 )
 def test_a_malformed_reply_is_an_empty_answer_and_no_failure_of_lm_eval(reply: dict[str, Any]) -> None:
     assert reading_model("local-chat-completions", CHAT)[0].parse_generations(reply) == [""]
-
-
-@pytest.mark.parametrize("odd", [7, ["a"], {"text": "a"}])
-def test_thinking_that_is_no_text_is_none(odd: object) -> None:
-    choice = {"index": 0, "finish_reason": odd, "message": {"content": "yes", "reasoning": odd}}
-    reply, answer = split_thinking("a", choice, "yes", None)
-    assert (reply.thinking, reply.finish_reason, answer) == (None, None, "yes")
-
-
-def test_a_reply_of_another_form_stays_an_empty_answer() -> None:
-    model, read = reading_model("local-chat-completions", CHAT)
-    assert model.parse_generations({"error": {"message": "filtered"}}) == [""]
-    assert read == []
-    assert model.parse_generations({"choices": [{"index": 0, "message": {"content": "yes"}}]}) == ["yes"]
-    assert [prompt for prompt, _ in read] == ['[{"role": "user", "content": "é"}]']
 
 
 @pytest.mark.parametrize(("wanted", "sent"), [(None, 1280), (256, 256), (9000, 9000)])
@@ -764,30 +719,28 @@ def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, t
 
 def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
-    book = Book(QUESTIONS, failing=SOME, dropped=ALL - SOME)
+    book = Book(QUESTIONS, failing=SOME, dropped=frozenset(QUESTIONS) - SOME)
     with pytest.raises(HostError, match="lm-eval ended with exit code 1") as raised, asking(book, plan, folder) as run:
         run.ask(run.steps[0])
     assert any("Error" in line for line in raised.value.log_tail)
     assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
 
 
-def test_slow_answers_end_at_the_time_limit_and_never_as_wrong_ones(tmp_path: Path, data: tuple[Path, Path]) -> None:
+def test_slow_answers_end_at_the_time_limit_or_with_the_server_and_never_as_wrong_ones(
+    tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(_: Server) -> None:
+        raise ReleaseError("the server ended", "see its log", "serve")
+
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
     with asking(Book(QUESTIONS, delay_s=30), plan, folder) as run:
         run.lm_eval = run.lm_eval.model_copy(update={"task": with_settings(plan, time_limit_s=2.0)})
         with pytest.raises(HostError, match="gsm8k took longer than its 2 s"):
             run.ask(run.steps[0])
-    assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
-
-
-def test_a_server_that_ends_is_shown_at_once(tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def ended(_: Server) -> None:
-        raise ReleaseError("the server ended", "see its log", "serve")
-
-    folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data)
-    with pytest.raises(ReleaseError), asking(Book(QUESTIONS, delay_s=30), plan, folder) as run:
         monkeypatch.setattr(Server, "check_alive", ended)
-        run.ask(run.steps[0])
+        with pytest.raises(ReleaseError, match="the server ended"):
+            run.ask(run.steps[1])
+    assert all(each.value is None for each in parse_task(folder, plan, LEVELS))
 
 
 @pytest.mark.parametrize(

@@ -84,43 +84,25 @@ plans = st.builds(
 )
 
 
-@given(plans, st.integers(1, 4), st.booleans())
-def test_each_repetition_asks_the_same_questions_each_once(
-    plan: tuple[Accuracy, int], repetitions: int, sequential: bool
-) -> None:
+@given(plans)
+def test_each_repetition_asks_the_same_questions_once_in_equal_blocks(plan: tuple[Accuracy, int]) -> None:
+    """More repetitions only add steps, and the order in blocks is that of all at once."""
     asked, available = plan
-    blocks = plan_steps(asked, available, repetitions, sequential=sequential)
-    by_repetition = {
-        number: [question for step in blocks if step.repetition == number for question in step.questions]
-        for number in range(1, repetitions + 1)
-    }
-    assert len({frozenset(order) for order in by_repetition.values()}) == 1
-    for order in by_repetition.values():
-        assert len(order) == len(set(order)) == asked.num_questions
-        assert set(order) <= set(range(available))
-
-
-@given(plans, st.booleans())
-def test_more_repetitions_only_add_steps(plan: tuple[Accuracy, int], sequential: bool) -> None:
-    few, many = (plan_steps(*plan, repetitions, sequential=sequential) for repetitions in (2, 4))
-    assert many[: len(few)] == few
-
-
-@given(plans)
-def test_blocks_are_of_about_equal_size_and_none_is_empty(plan: tuple[Accuracy, int]) -> None:
-    blocks = plan_steps(*plan, 1, sequential=True)
-    sizes = [len(step.questions) for step in blocks]
-    assert len(blocks) == max(1, min(BLOCKS, plan[0].num_questions // LEAST_BLOCK))
-    assert max(sizes) - min(sizes) <= 1
-    assert [step.block for step in blocks] == list(range(1, len(blocks) + 1))
-
-
-@given(plans)
-def test_in_blocks_or_not_the_order_is_the_same(plan: tuple[Accuracy, int]) -> None:
-    whole, blocks = (plan_steps(*plan, 3, sequential=sequential) for sequential in (False, True))
-    assert [step.block for step in whole] == [1, 1, 1]
+    whole, blocks = (plan_steps(asked, available, 3, sequential=sequential) for sequential in (False, True))
+    assert [(step.repetition, step.block) for step in whole] == [(1, 1), (2, 1), (3, 1)]
+    assert len({frozenset(step.questions) for step in whole}) == 1
+    count = max(1, min(BLOCKS, asked.num_questions // LEAST_BLOCK))
     for step in whole:
-        assert step.questions == [q for block in blocks if block.repetition == step.repetition for q in block.questions]
+        assert len(step.questions) == len(set(step.questions)) == asked.num_questions
+        assert set(step.questions) <= set(range(available))
+        parts = [block for block in blocks if block.repetition == step.repetition]
+        assert [block.block for block in parts] == list(range(1, count + 1))
+        assert step.questions == [question for block in parts for question in block.questions]
+        sizes = [len(block.questions) for block in parts]
+        assert max(sizes) - min(sizes) <= 1
+    for steps, sequential in ((whole, False), (blocks, True)):
+        fewer = plan_steps(asked, available, 2, sequential=sequential)
+        assert steps[: len(fewer)] == fewer
 
 
 def test_orders_are_drawn_by_the_seed_and_differ_by_repetition() -> None:
@@ -136,18 +118,17 @@ def test_the_order_never_changes() -> None:
     assert [step.questions for step in blocks] == [[9, 1, 8, 3, 7], [3, 7, 8, 9, 1]]
 
 
-def test_the_captured_files_give_each_answer() -> None:
+def test_the_captured_files_give_each_answer_with_its_line() -> None:
     answered = read_answers(CAPTURED, CAPTURED_PLAN)
     assert [
         (each.question, each.repetition, each.scores[STRICT], each.scores[FLEXIBLE], each.length) for each in answered.answers
     ] == SCORED
     assert not any(each.unanswered for each in answered.answers)
+    found_nothing = {(each.question, each.repetition): each.nothing_by for each in answered.answers}
+    assert (found_nothing[9, 1], found_nothing[10, 1], found_nothing[11, 1]) == (["strict-match"], ["strict-match"], [])
     assert answered.keys == [("exact_match", "strict-match"), ("exact_match", "flexible-extract")]
     assert (answered.task, answered.task_version, answered.lm_eval) == ("gsm8k", "3.0", "0.4.13")
-
-
-def test_an_answer_is_traced_to_its_line() -> None:
-    for answer in read_answers(CAPTURED, CAPTURED_PLAN).answers:
+    for answer in answered.answers:
         path, _, number = answer.traced_to.rpartition(":")
         row = json.loads((CAPTURED / path).read_text().split("\n")[int(number) - 1])
         assert (row["doc_id"], row["doc_hash"]) == (answer.question, answer.doc_hash)
@@ -276,52 +257,48 @@ def test_a_reply_with_an_odd_line_end_is_one_reply(folder: Path, reply: str) -> 
     assert read_answers(folder, CAPTURED_PLAN).answers[0].length == len(f"It is {reply}.")
 
 
-def test_only_the_first_steps_are_a_result(folder: Path) -> None:
+def test_only_the_first_steps_are_a_result(folder: Path, tmp_path: Path) -> None:
     assert "r2-b1 where the first blocks" in refused(folder, CAPTURED_PLAN.model_copy(update={"repetitions": 1}))
     shutil.rmtree(folder / "r2-b1")
     assert len(read_answers(folder, CAPTURED_PLAN).answers) == 8
     shutil.rmtree(folder / "r1-b2")
     assert "r1-b1, r1-b3, r1-b4 where the first blocks" in refused(folder)
-
-
-def test_another_plan_asks_other_questions(folder: Path) -> None:
-    for changed in ({"seed": 7}, {"num_questions": 9}):
-        problem = refused(folder, with_settings(CAPTURED_PLAN, **changed))
-        assert "asked" in problem or "are not of its" in problem
-
-
-def test_no_step_at_all_is_refused(tmp_path: Path) -> None:
-    shutil.copy(CAPTURED / "task.json", tmp_path)
-    assert "no blocks" in refused(tmp_path)
+    for step in folder.glob("r*-b*"):
+        shutil.rmtree(step)
+    assert "no blocks" in refused(folder)
     assert "FileNotFoundError" in refused(tmp_path / "nowhere")
 
 
+def test_another_plan_asks_other_questions(folder: Path) -> None:
+    """Also where the same files were read before."""
+    read_answers(folder, CAPTURED_PLAN)
+    for changed in ({"seed": 7}, {"num_questions": 9}, {"num_questions": 4}):
+        problem = refused(folder, with_settings(CAPTURED_PLAN, **changed))
+        assert re.search("asked|are not of its|where the first blocks", problem)
+
+
 @pytest.mark.parametrize("which", [results_of, samples_of])
-def test_a_missing_file_or_one_too_many_is_refused(folder: Path, which: Callable[[Path], Path]) -> None:
+def test_a_cut_or_missing_file_and_one_too_many_are_refused(folder: Path, which: Callable[[Path], Path]) -> None:
     path = which(folder)
-    shutil.copy(path, path.with_name(path.name.replace("_2026", "_2027")))
+    text = path.read_text()
+    for share in (0.0, 0.01, 0.5, 0.99):
+        path.write_text(text[: int(len(text) * share)])
+        assert refused(folder)
+    path.rename(path.with_name(path.name.replace("_2026", "_2027")))
+    path.write_text(text)
     assert "2 files" in refused(folder)
-    for each in (path, path.with_name(path.name.replace("_2026", "_2027"))):
+    for each in path.parent.glob(f"*{path.suffix}"):
         each.unlink()
     assert "0 files" in refused(folder)
-
-
-@pytest.mark.parametrize("which", [results_of, samples_of])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_cut_file_is_refused(folder: Path, which: Callable[[Path], Path], share: float) -> None:
-    text = which(folder).read_text()
-    which(folder).write_text(text[: int(len(text) * share)])
-    assert refused(folder)
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         (lambda results: results["results"].clear(), "KeyError('gsm8k')"),
-        *(
-            (lambda results, name=name: results.pop(name), f"KeyError('{name}')")
-            for name in ("results", "n-samples", "versions")
-        ),
+        (lambda results: results.pop("results"), "KeyError('results')"),
+        (lambda results: results.pop("n-samples"), "KeyError('n-samples')"),
+        (lambda results: results.pop("versions"), "KeyError('versions')"),
         (lambda results: results["n-samples"]["gsm8k"].update(effective=3), "where 2 of 12 questions were asked"),
         (lambda results: results["n-samples"]["gsm8k"].update(original=13), "where 2 of 12 questions were asked"),
         (lambda results: results["results"].update(gsm8k={}), "no known metric"),
@@ -397,13 +374,6 @@ def test_a_task_that_scores_by_a_function_of_its_own_may_call_it_right(folder: P
     assert (answered.scores[STRICT], answered.nothing_by) == (1.0, ["strict-match"])
 
 
-def test_which_filters_found_no_answer_is_of_each_answer(folder: Path) -> None:
-    """As read by eye in the captured files."""
-    found = {(each.question, each.repetition): each.nothing_by for each in read_answers(folder, CAPTURED_PLAN).answers}
-    assert found[9, 1] == found[10, 1] == ["strict-match"]
-    assert found[11, 1] == []
-
-
 @pytest.mark.parametrize("reported", [0.75, 0.0, 2.0, -1.0, float("nan"), float("inf")])
 def test_a_score_that_contradicts_its_samples_is_refused(folder: Path, reported: float) -> None:
     change_document(results_of(folder), lambda results: results["results"]["gsm8k"].update({STRICT: reported}))
@@ -473,7 +443,7 @@ def test_a_file_of_answers_that_is_cut_or_changed_is_refused(tmp_path: Path) -> 
     assert Counter(line.count("exact_match") for line in lines[1:-1]) == {2: 10}
 
 
-def test_the_same_files_are_parsed_once_wherever_they_lie(folder: Path, tmp_path: Path) -> None:
+def test_the_same_files_are_parsed_once_wherever_they_lie_and_changed_ones_anew(folder: Path, tmp_path: Path) -> None:
     """A stage, each comparison and the report read them, and a run that is judged again has a copy."""
     first = read_answers(folder, CAPTURED_PLAN)
     again = read_answers(shutil.copytree(folder, tmp_path / "copy" / "gsm8k"), CAPTURED_PLAN)
@@ -481,21 +451,8 @@ def test_the_same_files_are_parsed_once_wherever_they_lie(folder: Path, tmp_path
     assert all(one is other for one, other in zip(first.answers, again.answers, strict=True))
     write(first, tmp_path / "answers.jsonl")
     assert load(tmp_path / "answers.jsonl") is load(tmp_path / "answers.jsonl")
-
-
-def test_a_file_that_changed_is_parsed_anew(folder: Path) -> None:
-    before = read_answers(folder, CAPTURED_PLAN)
-    text = samples_of(folder).read_text()
-    reply = json.loads(text.split("\n")[0])["resps"][0][0]
-    samples_of(folder).write_text(text.replace(json.dumps(reply, ensure_ascii=False), '"another"'))
-    assert read_answers(folder, CAPTURED_PLAN).answers[0].length == len("another") != before.answers[0].length
-
-
-def test_other_settings_of_the_same_files_are_not_what_was_parsed(folder: Path) -> None:
-    read_answers(folder, CAPTURED_PLAN)
-    fewer = with_settings(CAPTURED_PLAN, num_questions=4)
-    with pytest.raises(UNUSABLE):
-        read_answers(folder, fewer)
+    change_samples(folder, lambda rows: rows[0].update(resps=[["another"]]))
+    assert read_answers(folder, CAPTURED_PLAN).answers[0].length == len("another")
 
 
 # --- lm-eval's own record of how it asked

@@ -26,12 +26,14 @@ def test_questions_and_examples_are_written_as_they_are_in_the_data(tmp_path: Pa
     assert read_rows(tmp_path / "data" / "sums" / "shots.jsonl") == EXAMPLES
 
 
-def test_examples_that_are_questions_are_not_written(tmp_path: Path) -> None:
+def test_examples_that_are_questions_are_not_written_and_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Of a file of its own, an example could be the question that is asked."""
     write_task(tmp_path / "tasks", "sums", QUESTIONS, fewshot_split="test", training_split="test")
     reply = fetch(plan("sums", tmp_path / "tasks"), tmp_path / "sums")
     assert reply.shots is None
     assert [path.name for path in (tmp_path / "sums").iterdir()] == ["test.jsonl"]
+    with pytest.raises(RecipeError, match="there is no task 'no_such_sums'"):
+        fetch(plan("no_such_sums", tmp_path / "tasks"), tmp_path / "none")
 
 
 @pytest.mark.thorough
@@ -44,12 +46,6 @@ def test_members_of_a_group_that_share_their_data_are_fetched_at_once(tmp_path: 
     means = {"aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True}]}
     YAML(typ="safe").dump(group | means, folder / "all_sums.yaml")
     assert fetch(plan("all_sums", folder), tmp_path / "sums").questions == 7
-
-
-def test_a_task_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tasks").mkdir()
-    with pytest.raises(RecipeError, match="there is no task 'no_such_sums'"):
-        fetch(plan("no_such_sums", tmp_path / "tasks"), tmp_path / "sums")
 
 
 @pytest.mark.thorough

@@ -20,7 +20,6 @@ from tests.builders.accuracy import (
 )
 from tests.fakes.openai_server import Book
 from tests.lm_eval_files import hashed
-from vllm_qualify.evidence.accuracy.answers import Answered
 from vllm_qualify.evidence.accuracy.blocks import parts_of
 from vllm_qualify.evidence.accuracy.letters import Member, TaskReply
 from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
@@ -97,12 +96,12 @@ def copy(asked: tuple[Path, TaskPlan], tmp_path: Path) -> Path:
     return shutil.copytree(asked[0], tmp_path / "accuracy" / "sums")
 
 
-def read(folder: Path, asked: tuple[Path, TaskPlan]) -> Answered:
-    return read_answers(folder, asked[1])
-
-
-def test_the_questions_of_all_members_are_one_list(asked: tuple[Path, TaskPlan]) -> None:
-    answered = read(*asked[:1], asked)
+def test_the_questions_of_all_members_are_one_list_with_one_score(asked: tuple[Path, TaskPlan]) -> None:
+    folder, _ = asked
+    reply = TaskReply.model_validate_json((folder / "task.json").read_bytes())
+    assert [(member.name, member.questions) for member in reply.members] == sorted(SIZES.items())
+    assert reply.available == 13
+    answered = read_answers(*asked)
     assert sorted(answer.question for answer in answered.answers) == sorted(2 * list(range(13)))
     of_member = {
         answer.question: (member, answer.question - offset)
@@ -113,40 +112,28 @@ def test_the_questions_of_all_members_are_one_list(asked: tuple[Path, TaskPlan])
     for answer in answered.answers:
         assert answer.topic == of_member[answer.question][0]
         assert answer.scores == {KEY: float(of_member[answer.question] not in WRONG)}
-        row = json.loads((asked[0] / answer.traced_to.partition(":")[0]).read_text().split("\n")[0])
+        row = json.loads((folder / answer.traced_to.partition(":")[0]).read_text().split("\n")[0])
         assert row["doc"]["question"].endswith(f"of {answer.topic}?")
     assert (answered.task, answered.keys) == ("sums", [("exact_match", "trimmed")])
-
-
-def test_the_score_is_the_mean_over_all_questions(asked: tuple[Path, TaskPlan]) -> None:
-    """9 of 13, where the mean of the members' means is (2/3 + 4/6 + 3/4) / 3."""
+    # Members number their questions alike, and each answer is a passage.
+    assert len(_read_task(folder, "sums")) == 13
+    # The score is the mean over all questions: that of the members' means would be (2/3 + 4/6 + 3/4) / 3.
     score, cut, *_ = parse_task(*asked, Levels())
     named = (score.metric, score.task, score.filter, score.value, score.sample_count)
     assert named == ("exact_match", "sums", "trimmed", 9 / 13, 13)
     assert score.interval is not None
     assert cut.value == 0
-    assert len(score.traced_to) == len(list(asked[0].glob("r*-b*")))
-
-
-def test_the_reply_tells_the_members_and_their_sizes(asked: tuple[Path, TaskPlan]) -> None:
-    reply = TaskReply.model_validate_json((asked[0] / "task.json").read_bytes())
-    assert [(member.name, member.questions) for member in reply.members] == sorted(SIZES.items())
-    assert reply.available == 13
+    assert len(score.traced_to) == len(list(folder.glob("r*-b*")))
 
 
 def test_a_group_is_the_same_whichever_of_its_members_were_asked(copy: Path, asked: tuple[Path, TaskPlan]) -> None:
     """Its comparison with a baseline may end after any block, and a block may have no question of a member."""
-    whole = read(copy, asked)
+    whole = read_answers(copy, asked[1])
     for path in [path for path in copy.glob("r*-b*") if path.name != "r1-b1"]:
         shutil.rmtree(path)
-    one = read(copy, asked)
+    one = read_answers(copy, asked[1])
     assert {answer.topic for answer in one.answers} < set(SIZES)
     assert one.config_hash == whole.config_hash
-
-
-def test_each_answer_is_a_passage(asked: tuple[Path, TaskPlan]) -> None:
-    """Members number their questions alike."""
-    assert len(_read_task(asked[0], "sums")) == 13
 
 
 # --- Files that lie
@@ -181,6 +168,12 @@ def one_question_is_all(copy: Path, *_: Path) -> None:
     content = {name: one[name] for name in ("doc", "target", "arguments")}
     for path in copy.glob("r*-b*/samples_*"):
         write_rows(path, [hashed(row | content) for row in read_rows(path)])
+
+
+def another_question_in_the_second_repetition(copy: Path, *_: Path) -> None:
+    path = next(copy.glob("r2-b1/samples_*"))
+    first, *others = read_rows(path)
+    write_rows(path, [hashed(first | {"doc": {"question": "another?", "answer": "1"}}), *others])
 
 
 def a_better_mean(copy: Path, *_: Path) -> None:
@@ -239,6 +232,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "samples of the other member": (lambda _, first, second: shutil.copy(second, first), "questions, each once"),
     "a question in two members": (a_question_in_two_members, "questions, each once"),
     "one question is all": (one_question_is_all, "are copies of others"),
+    "another question later": (another_question_in_the_second_repetition, "was asked with another prompt"),
     "counts of another size": (
         changing_results(lambda results, member: results["n-samples"][member].update(original=99)),
         "lm-eval counts {'original': 99",
@@ -270,18 +264,9 @@ def test_files_that_lie_are_invalid(copy: Path, asked: tuple[Path, TaskPlan], na
     first, second, *_ = next(files for files in steps if len(files) > 1)
     attack(copy, first, second)
     with pytest.raises(UNUSABLE) as raised:
-        read(copy, asked)
+        read_answers(copy, asked[1])
     assert message in str(raised.value)
     assert [each.value for each in parse_task(copy, asked[1], Levels())] == [None] * 5
-
-
-def test_other_data_is_noticed(copy: Path, asked: tuple[Path, TaskPlan]) -> None:
-    """A question that is another one in the second repetition."""
-    path = next(copy.glob("r2-b1/samples_*"))
-    rows = read_rows(path)
-    write_rows(path, [hashed(rows[0] | {"doc": {"question": "another?", "answer": "1"}}), *rows[1:]])
-    with pytest.raises(UNUSABLE, match="was asked with another prompt"):
-        read(copy, asked)
 
 
 # --- What cannot be one task

@@ -3,10 +3,7 @@
 import copy
 import json
 import math
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.builders.fake_servers import serving
 from tests.evidence.commands import SERVER
+from tests.fakes.vllm import Handler
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence import likelihood, passages
@@ -180,11 +179,11 @@ def test_a_hostile_reply_is_refused_with_the_reason(name: str, tmp_path: Path) -
         read(tmp_path / "answers.jsonl", lines)
 
 
-@pytest.mark.parametrize("content", ["", "\n", "[]\n", "{", "null\n"])
-def test_a_file_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "answers.jsonl").write_text(content)
-    with pytest.raises(UNUSABLE):
-        read_scored(tmp_path / "answers.jsonl", answers_captured(), MODEL)
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    for content in ("", "\n", "[]\n", "{", "null\n"):
+        (tmp_path / "answers.jsonl").write_text(content)
+        with pytest.raises(UNUSABLE):
+            read_scored(tmp_path / "answers.jsonl", answers_captured(), MODEL)
 
 
 Path_ = tuple[str | int, ...]
@@ -245,49 +244,36 @@ def test_no_random_change_of_the_replies_leaves_another_measurement(
 # --- what a server is asked
 
 
-class Handler(BaseHTTPRequestHandler):
+class ScoringHandler(Handler):
     """A server whose tokens are letters, but for `:A`, which is one."""
 
-    protocol_version = "HTTP/1.1"
     most = 1000
     asked: list[tuple[str, Document]]
     refuses = ""
     ids: Document | None = None
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  # the name that the base class calls
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.asked.append((self.path, request))
         if self.path == self.refuses:
-            self._send(400, {"error": {"message": "not here"}})
+            self._refuse(400, "not here")
         elif self.path == "/tokenize":
-            self._send(
-                200, self.ids if self.ids is not None else {"tokens": tokens_of(text_of(request)), "max_model_len": self.most}
-            )
+            counted = {"tokens": tokens_of(text_of(request)), "max_model_len": self.most}
+            self._answer(200, counted if self.ids is None else self.ids)
         else:
-            self._send(200, self._scored(request["prompt"]))
+            self._answer(200, self._scored(request["prompt"]))
 
     def _scored(self, tokens: list[int]) -> Document:
         at: list[Any] = [{str(token): {"logprob": -0.5, "rank": 1, "decoded_token": piece(token)}} for token in tokens]
         choice = {"index": 0, "text": "x", "prompt_logprobs": [None, *at[1:]]}
         return {"model": MODEL, "choices": [choice], "usage": {"prompt_tokens": len(tokens)}}
 
-    def _send(self, status: int, body: Document) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
-
 
 BOTH = 999
 
 
 def tokens_of(text: str) -> list[int]:
-    whole = [ord(letter) for letter in text.replace(":A", chr(BOTH))]
-    return [BOTH if token == BOTH else token for token in whole]
+    return [ord(letter) for letter in text.replace(":A", chr(BOTH))]
 
 
 def piece(token: int) -> str:
@@ -302,67 +288,41 @@ def text_of(request: Document) -> str:
     return f"{said}<assistant>" if request["add_generation_prompt"] else said
 
 
-class Living(Server):
-    """A server that has not ended."""
-
-    def check_alive(self) -> None:
-        return
-
-
-def living(url: str) -> Server:
-    return Living(**{name: getattr(SERVER, name) for name in Server.model_fields} | {"url": url})
-
-
-@contextmanager
-def serving(**behaviour: Any) -> Iterator[tuple[Server, list[tuple[str, Document]]]]:
-    asked: list[tuple[str, Document]] = []
-    handler = type("ScoringHandler", (Handler,), {"asked": asked, **behaviour})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        try:
-            yield living(f"http://127.0.0.1:{http.server_address[1]}"), asked
-        finally:
-            http.shutdown()
+@pytest.fixture(autouse=True)
+def alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "check_alive", lambda _: None)
 
 
 def measured(path: Path, *passages_given: Passage, **behaviour: Any) -> tuple[list[Document], list[tuple[str, Document]]]:
-    with serving(**behaviour) as (server, asked):
-        measure_likelihood(server, passages_given, path, 10.0, lambda *_: None)
+    asked: list[tuple[str, Document]] = []
+    with serving(type("Behaving", (ScoringHandler,), {"asked": asked, **behaviour})) as url:
+        measure_likelihood(SERVER.model_copy(update={"url": url}), passages_given, path, 10.0, lambda *_: None)
     return [json.loads(line) for line in path.read_text().splitlines()], asked
 
 
-def measured_alone(path: Path, passage: Passage) -> tuple[Document, Scored, tuple[str, Document]]:
-    """The line of a passage, its score, and the last request."""
-    (line,), asked = measured(path, passage)
-    (scored,) = read_scored(path, [passage], MODEL)
-    return line, scored, asked[-1]
-
-
-def test_only_the_tokens_of_the_answer_count(tmp_path: Path) -> None:
-    line, scored, (path, request) = measured_alone(tmp_path / "answers.jsonl", Passage("gsm8k", 7, "Q? ", "It is 7."))
-    assert line["begins"] == 3
-    assert "".join(map(piece, scored.tokens)) == "It is 7."
-    assert scored.nll_nat == pytest.approx(0.5 * 8)
-    assert (path, request["prompt"]) == ("/v1/completions", tokens_of("Q? It is 7."))
+@pytest.mark.parametrize(
+    ("prompt", "text", "tokens", "scored_tokens"),
+    [
+        ("Q? ", "It is 7.", [*"Q? It is 7."], [*"It is 7."]),
+        ("Q:", "A dog", ["Q", ":A", *" dog"], [":A", *" dog"]),
+        ([{"role": "user", "content": "Who?"}], "Ada.", [*"<user>Who?<assistant>Ada."], [*"Ada."]),
+        ("", "It is 7.", [*"It is 7."], [*"t is 7."]),
+    ],
+    ids=["answer", "token on both sides of the boundary", "chat by the server's own template", "text from its second token on"],
+)
+def test_only_the_tokens_of_the_text_count(
+    prompt: str | passages.Messages, text: str, tokens: list[str], scored_tokens: list[str], tmp_path: Path
+) -> None:
+    passage = Passage("own", 7, prompt, text)
+    (line,), asked = measured(tmp_path / "answers.jsonl", passage)
+    (scored,) = read_scored(tmp_path / "answers.jsonl", [passage], MODEL)
+    assert [piece(token) for token in line["tokens"]] == tokens
+    assert line["begins"] == len(tokens) - len(scored_tokens)
+    assert [piece(token) for token in scored.tokens] == scored_tokens
+    assert scored.nll_nat == pytest.approx(0.5 * len(scored_tokens))
+    path, request = asked[-1]
+    assert (path, request["prompt"]) == ("/v1/completions", line["tokens"])
     assert (request["max_tokens"], request["prompt_logprobs"], request["temperature"]) == (1, 1, 0)
-
-
-def test_a_token_on_both_sides_of_the_boundary_counts_as_the_answers(tmp_path: Path) -> None:
-    line, scored, _ = measured_alone(tmp_path / "answers.jsonl", Passage("gsm8k", 7, "Q:", "A dog"))
-    assert [piece(token) for token in line["tokens"][line["begins"] :]] == [":A", " ", "d", "o", "g"]
-    assert len(scored.tokens) == 5
-
-
-def test_a_chat_is_rendered_by_the_servers_own_template(tmp_path: Path) -> None:
-    passage = Passage("chat", 1, [{"role": "user", "content": "Who?"}], "Ada.")
-    line, scored, _ = measured_alone(tmp_path / "answers.jsonl", passage)
-    assert "".join(map(piece, line["tokens"])) == "<user>Who?<assistant>Ada."
-    assert "".join(map(piece, scored.tokens)) == "Ada."
-
-
-def test_a_text_is_scored_from_its_second_token_on(tmp_path: Path) -> None:
-    _, scored, _ = measured_alone(tmp_path / "texts.jsonl", Passage("texts", 1, "", "It is 7."))
-    assert "".join(map(piece, scored.tokens)) == "t is 7."
 
 
 NO_IDS = [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_model_len": 9}, {"tokens": [1]}]
@@ -390,7 +350,8 @@ def test_scoring_ends_at_the_first_reply_that_is_none_which_is_the_reason(
 
 def test_a_server_that_does_not_answer_is_the_reason(tmp_path: Path) -> None:
     passages_given = [Passage("gsm8k", 1, "Q?", "A.")]
-    measure_likelihood(living("http://127.0.0.1:9"), passages_given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
+    server = SERVER.model_copy(update={"url": "http://127.0.0.1:9"})
+    measure_likelihood(server, passages_given, tmp_path / "answers.jsonl", 5.0, lambda *_: None)
     with pytest.raises(ValueError, match="ConnectError"):
         read_scored(tmp_path / "answers.jsonl", passages_given, MODEL)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.tasks import TaskManager
+from lm_eval.tasks import TaskManager, _index
 
 from tests.builders.accuracy import install_packages
 from vllm_qualify.evidence.accuracy.letters import RefusedError
@@ -82,17 +82,13 @@ def test_usual_tasks_are_found_without_reading_all_files(task: str, members: int
     assert len(found.manager.task_index) < 100
 
 
-@cache
-def once() -> Any:
-    """What parses lm-eval's 14,000 files, each just once: several tests read all of them."""
-    from lm_eval.tasks import _index
-
-    return cache(_index.load_yaml)
+# What parses lm-eval's 14,000 files, each just once: several tests read all of them.
+LOAD_ONCE = cache(_index.load_yaml)
 
 
 @pytest.fixture
 def parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_eval.tasks._index.load_yaml", once())
+    monkeypatch.setattr("lm_eval.tasks._index.load_yaml", LOAD_ONCE)
 
 
 @pytest.fixture
@@ -129,16 +125,11 @@ def test_a_member_whose_folder_has_another_name_is_found(tmp_path: Path, read_al
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("parsed_once")
-def test_the_name_of_every_task_group_and_tag_stands_in_a_file() -> None:
+def test_the_name_of_every_task_group_and_tag_stands_in_a_file_and_a_group_by_tags_has_all_its_members() -> None:
     words = set(re.split(rb"[\s:,'\"\[\]{}]+", b"\n".join(task_files())))
     names = TaskManager().task_index
     assert len(names) > 10_000
     assert [name for name in names if name.encode() not in words] == []
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("parsed_once")
-def test_a_group_by_tags_has_all_its_members() -> None:
     found = find_task("mmlu", None)
     assert found
     assert len(found.names) == 57

@@ -3,13 +3,12 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.builders.accuracy import Replies, Row, Saying, ask_task, install_packages, refuse_task, write_rows
+from tests.builders.accuracy import Replies, Row, Saying, answer_in_order, install_packages, refuse_task, write_rows
 from tests.fakes.openai_server import Book
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
@@ -94,22 +93,18 @@ def expert(question: str, right: str) -> Row:
     return {"Question": question, "Correct Answer": right} | others
 
 
-def letter(wanted: str) -> Callable[[str], str]:
-    """The letter of an answer as the prompt has it: choices are shuffled."""
-    return lambda prompt: re.findall(rf"\(([A-D])\) {wanted}\n", prompt)[-1]
-
-
-def strictly(wanted: str) -> Saying:
-    return lambda prompt: f"The answer is ({letter(wanted)(prompt)})."
+def saying(form: str, wanted: str) -> Saying:
+    """A reply with the letter of an answer as the prompt has it: choices are shuffled."""
+    return lambda prompt: form.format(re.findall(rf"\(([A-D])\) {wanted}\n", prompt)[-1])
 
 
 GPQA = Case(
     task="gpqa_diamond_cot_zeroshot",
     rows=[expert("What is heavy?", "lead"), expert("What is light?", "cork"), expert("What is cold?", "ice")],
     replies={
-        "is heavy": strictly("lead"),
-        "is light": strictly("not cork 2"),
-        "is cold": lambda prompt: f"It must be ({letter('ice')(prompt)})",
+        "is heavy": saying("The answer is ({}).", "lead"),
+        "is light": saying("The answer is ({}).", "not cork 2"),
+        "is cold": saying("It must be ({})", "ice"),
     },
     scores={"exact_match,strict-match": [1, 0, 0], "exact_match,flexible-extract": [1, 0, 1]},
 )
@@ -175,8 +170,7 @@ def plan_of(case: Case, folder: Path) -> TaskPlan:
 
 
 def check(case: Case, folder: Path) -> None:
-    answered, _ = ask_task(plan_of(case, folder), folder, Book(Replies(case.replies)))
-    answers = sorted(answered.answers, key=lambda answer: answer.question)
+    answers = answer_in_order(plan_of(case, folder), folder, Book(Replies(case.replies)))
     assert {name: [answer.scores[name] for answer in answers] for name in case.scores} == case.scores
 
 
@@ -206,14 +200,10 @@ def test_a_package_that_is_missing_is_named_with_its_extra(case: Case, extra: st
         (GSM8K._replace(rows=[{"query": "?", "answer": "1"}], shots=GSM8K.shots[:1]), "gsm8k does not find its fields"),
         (AIME._replace(rows=[{"question": "?", "answer": "1"}]), "aime25 does not find its fields in test.jsonl"),
         (GPQA._replace(rows=[{"Question": "?"}]), "does not find its fields in test.jsonl: KeyError"),
+        # Without examples lm-eval would take the questions themselves.
+        (MATH500._replace(num_fewshot=2), "hendrycks_math500 needs solved examples"),
     ],
-    ids=["gsm8k", "aime25", "gpqa"],
+    ids=["gsm8k", "aime25", "gpqa", "no examples"],
 )
-def test_questions_of_another_format_are_refused(case: Case, message: str, tmp_path: Path) -> None:
+def test_questions_of_another_format_or_without_examples_are_refused(case: Case, message: str, tmp_path: Path) -> None:
     assert message in str(refuse_task(plan_of(case, tmp_path), tmp_path / "lm-eval"))
-
-
-def test_examples_that_a_task_needs_are_asked_for(tmp_path: Path) -> None:
-    """Without them lm-eval would take the questions themselves."""
-    error = refuse_task(plan_of(MATH500._replace(num_fewshot=2), tmp_path), tmp_path / "lm-eval")
-    assert "hendrycks_math500 needs solved examples" in str(error)

@@ -1,19 +1,17 @@
 """Long contexts, through the real lm-eval and a server that reads its prompts: lengths, scores by hand, refusals."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from tests.builders.accuracy import ask_task, await_task_reply
+from tests.builders.accuracy import ask_task, await_task_reply, read_rows
 from tests.evidence.commands import STARTING
 from tests.fakes.openai_server import AROUND_TOK, Book, serving
-from tests.recipes import write
+from tests.recipes import reference, write
 from vllm_qualify.cli import app
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.accuracy.answers import Answered
@@ -25,7 +23,6 @@ from vllm_qualify.evidence.accuracy.measurements import parse_task
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
-from vllm_qualify.recipe.loading import catalog_folder
 
 KINDS_BY_HAND = ["single", "multikey", "multivalue", "tracking", "frequent"]
 # Longer than the slack that a question may have.
@@ -78,6 +75,7 @@ def test_scores_are_those_computed_by_hand(run: Run) -> None:
 
 
 def test_a_prompt_with_its_reply_has_the_length_that_the_task_names(run: Run) -> None:
+    """The template is counted as the chat has it."""
     *_, book = run
     sent = [[message["content"] for message in request["messages"]] for request in book.requests]
     lengths = [AROUND_TOK + sum(len(text.split()) for text in said) + 128 for said in sent]
@@ -86,10 +84,6 @@ def test_a_prompt_with_its_reply_has_the_length_that_the_task_names(run: Run) ->
     # Room for the template is a multiple of 64, and 64 tokens may be left.
     assert all(1024 - 2 * 64 <= length <= 1024 for length in lengths)
     assert {request["max_tokens"] for request in book.requests} == {128}
-
-
-def test_the_template_is_counted_as_the_chat_has_it(run: Run) -> None:
-    *_, book = run
     (around,) = [request for request in book.tokenized if "messages" in request]
     assert [message["role"] for message in around["messages"]] == ["system", "user"]
     assert around["chat_template_kwargs"] == {"enable_thinking": False, "reasoning_effort": "low"}
@@ -105,17 +99,13 @@ def test_completions_have_the_length_too(tmp_path: Path) -> None:
     assert {request["max_tokens"] for request in book.requests} == {300}
 
 
-def test_no_two_prompts_begin_alike_beyond_the_first_sentences(run: Run) -> None:
-    *_, book = run
-    texts = [request["messages"][-1]["content"].partition("\n\n")[2] for request in book.requests]
-    assert len({text[:60] for text in texts}) == 10
-
-
 def test_the_evidence_has_how_each_question_was_made(run: Run) -> None:
+    """No two prompts begin alike beyond the first sentences."""
     _, _, folder, book = run
+    prompts = sorted(request["messages"][-1]["content"] for request in book.requests)
+    assert len({prompt.partition("\n\n")[2][:60] for prompt in prompts}) == 10
     (path,) = folder.glob("r1-b1/samples_*.jsonl")
-    documents = [json.loads(line)["doc"] for line in path.read_text().splitlines()]
-    assert sorted(map(asked, documents)) == sorted(request["messages"][-1]["content"] for request in book.requests)
+    assert sorted(asked(row["doc"]) for row in read_rows(path)) == prompts
 
 
 @pytest.mark.parametrize("kind", KINDS_BY_HAND)
@@ -141,9 +131,7 @@ def test_a_reader_of_the_text_finds_what_is_asked_for(kind: str) -> None:
 )
 def test_a_reply_scores_the_share_that_it_has(reply: str, score: float) -> None:
     assert scores({"wanted": ["1234567", "7654321"]}, [reply]) == {"string_match_all": score}
-
-
-def test_capital_letters_do_not_matter() -> None:
+    # Capital letters do not matter.
     assert scores({"wanted": ["ABCDE"]}, ["abcde"]) == {"string_match_all": 1.0}
 
 
@@ -190,10 +178,8 @@ def test_a_server_that_takes_less_is_refused_in_the_recipes_words(tmp_path: Path
 
 
 def test_there_is_no_data_of_them_to_fetch(tmp_path: Path) -> None:
-    document = YAML(typ="safe").load((catalog_folder() / "reference.yaml").read_text())
-    document["accuracy"] = [{"task": "long_1024", "num_questions": 10}]
-    document["gates"] = [
-        {"metric": "string_match_all", "task": "long_1024", "filter": "none", "minimum": 0.9, "unit": "fraction"}
-    ]
+    document = reference()
+    gate = {"metric": "string_match_all", "task": "long_1024", "filter": "none", "minimum": 0.9, "unit": "fraction"}
+    document |= {"accuracy": [{"task": "long_1024", "num_questions": 10}], "gates": [gate]}
     done = CliRunner().invoke(app, ["data", "fetch", str(write(document, tmp_path / "mine.yaml")), "--to", str(tmp_path)])
     assert "the recipe has no task with data that is not here" in str(done.exception)

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import datasets
+import lm_eval.tasks
 import pytest
 from PIL import Image
 
@@ -33,6 +35,7 @@ from vllm_qualify.evidence.accuracy.answers import Answered
 from vllm_qualify.evidence.accuracy.data import fetch
 from vllm_qualify.evidence.accuracy.pictures import Pictures, UnusablePictureError
 from vllm_qualify.evidence.accuracy.thinking import read_replies
+from vllm_qualify.evidence.contract.capabilities.vision import SIGNATURE, _png_chunk
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.loading import catalog_folder
@@ -48,6 +51,7 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+CHARTQA = Path(lm_eval.tasks.__file__).parent / "chartqa" / "chartqa.yaml"
 RED, BLUE, GREEN = draw_picture("red"), draw_picture("blue", "JPEG"), draw_picture("green", "WEBP")
 # Two questions differ by their picture alone.
 CHARTS = [
@@ -90,17 +94,13 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answered, Path, Boo
     return *ask_task(plan_of(folder, CHARTS, **sampled), folder, book), book
 
 
-def test_scores_of_charts_are_those_computed_by_hand(asked: tuple[Answered, Path, Book]) -> None:
-    answered, *_ = asked
+def test_each_picture_is_sent_as_it_came_before_the_text_and_scored_as_by_hand(asked: tuple[Answered, Path, Book]) -> None:
+    answered, _, book = asked
     twice = scores(answered, SCORES)
-    assert {name: values[::2] for name, values in twice.items()} == SCORES
-    assert {name: values[1::2] for name, values in twice.items()} == SCORES
-
-
-def test_each_picture_is_sent_as_it_came_before_the_text(asked: tuple[Answered, Path, Book]) -> None:
-    sent = [request["messages"] for request in asked[2].requests]
-    assert len(sent) == 6
-    for (message,) in sent:
+    assert [{name: values[at::2] for name, values in twice.items()} for at in (0, 1)] == [SCORES, SCORES]
+    assert len(book.requests) == 6
+    for request in book.requests:
+        (message,) = request["messages"]
         picture, text = message["content"]
         assert message["role"] == "user"
         assert "\nAnalyze the image and question carefully" in text["text"]
@@ -129,8 +129,11 @@ def test_the_evidence_names_pictures_by_hash_and_size(asked: tuple[Answered, Pat
 
 def test_another_run_has_the_same_hashes(asked: tuple[Answered, Path, Book], tmp_path: Path) -> None:
     again, _ = ask_task(plan_of(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
-    hashes = {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in again.answers}
-    assert hashes == {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in asked[0].answers}
+    one, other = (
+        {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in answered.answers}
+        for answered in (asked[0], again)
+    )
+    assert one == other
 
 
 def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: Path) -> None:
@@ -157,12 +160,9 @@ def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: 
 
 def bomb() -> bytes:
     """A PNG of a few hundred bytes that says that it has 60,000 x 60,000 pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(9000))) + chunk(b"IEND", b"")
+    head = struct.pack(">2I5B", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(9000))), (b"IEND", b""))
+    return SIGNATURE + b"".join(_png_chunk(kind, body) for kind, body in chunks)
 
 
 def noise() -> bytes:
@@ -228,23 +228,22 @@ def test_what_a_task_with_pictures_cannot_be_is_refused(
 
 def test_fetched_pictures_are_local_questions_with_the_same_hashes(tmp_path: Path) -> None:
     """The hub's form, which is parquet with the bytes of each file; a task's own files stand in for the hub."""
-    import datasets
-
     rows = [row | {"image": {"bytes": body, "path": None}} for row, body in zip(CHARTS, (RED, BLUE, GREEN), strict=True)]
     features = datasets.Dataset.from_list([{**row, "image": None} for row in rows]).features
     data = datasets.Dataset.from_list(rows, features=datasets.Features({**features, "image": datasets.Image(decode=False)}))
     own = tmp_path / "tasks"
     own.mkdir()
     data.cast_column("image", datasets.Image()).to_parquet(own / "data.parquet")
-    task = {"include": "chartqa.yaml", "task": "chartqa", "dataset_path": "parquet"}
-    files = {"dataset_kwargs": {"data_files": {"test": str(own / "data.parquet")}}}
-    import lm_eval.tasks
-
-    source = Path(lm_eval.tasks.__file__).parent / "chartqa" / "chartqa.yaml"
-    (own / "chartqa.yaml").write_text(json.dumps(task | files | {"include": str(source)}))
+    files = {"dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": str(own / "data.parquet")}}}
+    (own / "chartqa.yaml").write_text(json.dumps({"include": str(CHARTQA), "task": "chartqa"} | files))
     plan = plan_of(tmp_path, CHARTS, own=own)
     assert fetch(plan.model_copy(update={"questions": None}), tmp_path / "fetched").questions == 3
     assert read_rows(tmp_path / "fetched" / "test.jsonl") == CHARTS
+
+
+def pixels(image: str) -> bytes:
+    with Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) as picture:
+        return bytes(picture.convert("RGB").tobytes())
 
 
 def test_the_vision_models_questions_are_what_its_code_draws() -> None:
@@ -254,15 +253,7 @@ def test_the_vision_models_questions_are_what_its_code_draws() -> None:
     assert len({picture for picture, _, _ in drawings}) == 400
 
 
-def pixels(image: str) -> bytes:
-    with Image.open(io.BytesIO(base64.b64decode(image.partition(",")[2]))) as picture:
-        return bytes(picture.convert("RGB").tobytes())
-
-
 def test_the_vision_model_learned_the_prompt_of_chartqa() -> None:
-    import lm_eval.tasks
-
-    task = (Path(lm_eval.tasks.__file__).parent / "chartqa" / "chartqa.yaml").read_text()
-    (text,) = re.findall(r"doc_to_text: \|\n(.*?)\ndoc_to_target", task, re.DOTALL)
+    (text,) = re.findall(r"doc_to_text: \|\n(.*?)\ndoc_to_target", CHARTQA.read_text(), re.DOTALL)
     learned = questions.prompt(questions.Asked([Image.new("RGB", (1, 1))], "{{query}}", ""))
     assert textwrap.dedent(text) == learned.removesuffix("\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lm_eval.tasks
 import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from tests.builders.accuracy import (
     NOBODY,
     Replies,
     Row,
+    answer_in_order,
     ask_task,
     await_task_reply,
     draw_picture,
@@ -34,6 +36,7 @@ from vllm_qualify.plan.questions import check_questions
 from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.presets import PRESETS
 
+LM_EVAL_TASKS = Path(lm_eval.tasks.__file__).parent
 SUBJECTS = ("anatomy", "astronomy", "virology")
 MEMBERS = [f"mmlu_{subject}_generative" for subject in SUBJECTS]
 
@@ -76,8 +79,7 @@ def plan_of(root: Path, members: list[str] = MEMBERS, **changed: Any) -> TaskPla
 
 def test_scores_are_those_computed_by_hand_and_examples_the_tasks_own(tmp_path: Path) -> None:
     book = Book(Replies(SAID))
-    answered, _ = ask_task(plan_of(tmp_path), tmp_path, book)
-    answers = sorted(answered.answers, key=lambda answer: answer.question)
+    answers = answer_in_order(plan_of(tmp_path), tmp_path, book)
     assert [answer.scores["exact_match,get_response"] for answer in answers] == SCORES
     assert [answer.topic for answer in answers] == [SUBJECTS[place] for place in (0, 0, 1, 2, 2)]
     for request in book.requests:
@@ -96,8 +98,7 @@ def test_likelihoods_choose_the_answers_that_were_computed_by_hand(tmp_path: Pat
         return next(letter for words, letter in likeliest.items() if words in text.rpartition("\n\n")[2])
 
     book = Book({}, choose=choose)
-    answered, _ = ask_task(plan_of(tmp_path, [f"mmlu_{subject}" for subject in SUBJECTS], **asked_so), tmp_path, book)
-    answers = sorted(answered.answers, key=lambda answer: answer.question)
+    answers = answer_in_order(plan_of(tmp_path, [f"mmlu_{subject}" for subject in SUBJECTS], **asked_so), tmp_path, book)
     assert [answer.scores["acc,none"] for answer in answers] == [1, 0, 1, 1, 0]
     assert len(book.prompts) == 4 * 5
     assert all(text.count("\nAnswer:") == 2 for text in book.prompts)
@@ -169,7 +170,10 @@ ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_folder_with_other_things_is_refused_before_anything_starts(name: str, tmp_path: Path) -> None:
     attack, message = ATTACKS[name]
-    folder = write_folder(tmp_path / "test", {"a": [{"question": "?"}]})
+    folder = tmp_path / "test"
+    with pytest.raises(HostError, match=r"no questions at .*/test"):
+        check_questions(folder)
+    write_folder(folder, {"a": [{"question": "?"}]})
     check_questions(folder)
     attack(folder)
     with pytest.raises(CallerError) as raised:
@@ -177,11 +181,6 @@ def test_a_folder_with_other_things_is_refused_before_anything_starts(name: str,
     assert message in str(raised.value)
     assert raised.value.place == str(folder)
     assert raised.value.remedy
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match=r"no questions at .*/none"):
-        check_questions(tmp_path / "none")
 
 
 # --- Fetched
@@ -241,10 +240,7 @@ def test_the_command_shows_the_lines_for_the_recipe(tmp_path: Path, monkeypatch:
 @pytest.mark.thorough
 def test_all_57_subjects_of_mmlu_are_read_from_a_folder(tmp_path: Path) -> None:
     """The preset `base`. Likelihoods are not asked here."""
-    import lm_eval.tasks
-
-    files = (Path(lm_eval.tasks.__file__).parent / "mmlu" / "default").glob("mmlu_*.yaml")
-    names = [path.stem for path in files]
+    names = [path.stem for path in (LM_EVAL_TASKS / "mmlu" / "default").glob("mmlu_*.yaml")]
     assert len(names) == 57
     test = write_folder(tmp_path / "test", {name: [choice("x", f"What is {name}?", 1)] for name in names})
     shots = write_folder(tmp_path / "shots", {name: [choice("x", f"What is in {name}?", 2)] for name in names})
@@ -258,9 +254,7 @@ def test_all_57_subjects_of_mmlu_are_read_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_all_30_subjects_of_mmmu_are_asked_from_a_folder_with_their_pictures(tmp_path: Path) -> None:
     """The preset `vision`. The right answer is A for each; the server says A to those of the first fifteen in their order."""
-    import lm_eval.tasks
-
-    texts = [path.read_text() for path in (Path(lm_eval.tasks.__file__).parent / "mmmu").glob("mmmu_*.yaml")]
+    texts = [path.read_text() for path in (LM_EVAL_TASKS / "mmmu").glob("mmmu_*.yaml")]
     names = sorted(line.removeprefix("task: ") for text in texts for line in text.split("\n") if line.startswith("task: "))
     assert len(names) == 30
     rows = {name: [exam_row(1, f"How many for {name} in <image 1>?", "A", draw_picture("red"))] for name in names}

@@ -1,12 +1,12 @@
 """Scores of tool calls by hand: BFCL's rule on made questions, and replies that mean harm."""
 
 import json
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
 
+from tests.builders.fake_servers import serving
+from tests.fakes.vllm import Handler
 from vllm_qualify.evidence.accuracy.tools import questions
 from vllm_qualify.evidence.accuracy.tools.questions import QuestionsError, asked, kind_of, request_of, rows_of
 from vllm_qualify.evidence.accuracy.tools.scoring import RIGHT, fault, judged, scores, text_of
@@ -149,25 +149,20 @@ HOSTILE_FIELDS = [
 ]
 
 
+HOSTILE_ARGUMENTS = [
+    *(f'{{"city": "NYC", {field}}}' for field in HOSTILE_FIELDS),
+    *('{"city": "Rome", "city": "NYC"}', '{"city": ["NYC"]}', '{"city": {"NYC": {}}}', '["NYC"]', '"NYC"', "null", ""),
+    *('{"city": "NYC"', "{'city': 'NYC'}", {"city": "NYC"}, None, '{"city": "\ud800", "days": 3}'),
+]
+HOSTILE_NAMES = ["weather.at", None, ["weather_at"], {"weather_at": 1}, 1e999, "\ud800"]
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        *(f'{{"city": "NYC", {field}}}' for field in HOSTILE_FIELDS),
-        *('{"city": "Rome", "city": "NYC"}', '{"city": ["NYC"]}', '{"city": {"NYC": {}}}', '["NYC"]', '"NYC"', "null", ""),
-        *('{"city": "NYC"', "{'city': 'NYC'}", {"city": "NYC"}, None, '{"city": "\ud800", "days": 3}'),
-    ],
+    ("name", "arguments"),
+    [*(("weather_at", each) for each in HOSTILE_ARGUMENTS), *((name, '{"city": "NYC"}') for name in HOSTILE_NAMES)],
     ids=lambda value: repr(value)[:50],
 )
-def test_hostile_arguments_are_wrong_for_a_short_reason(arguments: Any) -> None:
-    check_short_reason("weather_at", arguments)
-
-
-@pytest.mark.parametrize("name", ["weather.at", None, ["weather_at"], {"weather_at": 1}, 1e999, "\ud800"], ids=repr)
-def test_a_hostile_name_is_wrong_for_a_short_reason(name: Any) -> None:
-    check_short_reason(name, '{"city": "NYC"}')
-
-
-def check_short_reason(name: Any, arguments: Any) -> None:
+def test_a_hostile_call_is_wrong_for_a_short_reason(name: Any, arguments: Any) -> None:
     reply = said((name, arguments))
     reply.encode()
     why = fault(SIMPLE, reply)
@@ -176,9 +171,10 @@ def check_short_reason(name: Any, arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("calls", ["weather_at", {"function": 1}, 3, True, None, []])
-def test_calls_that_are_no_list_are_none(calls: Any) -> None:
+def test_calls_that_are_no_list_or_without_a_message_are_none(calls: Any) -> None:
     assert text_of({"message": {"tool_calls": calls}}, "Hello") == "Hello"
     assert text_of({"message": {"tool_calls": calls}}, None) is None
+    assert text_of({"text": "Hello"}, "Hello") == "Hello"
 
 
 @pytest.mark.parametrize("calls", [[None], ["x"], [{}], [{"function": None}], [{"function": ["x"]}]])
@@ -186,10 +182,6 @@ def test_a_call_without_a_function_is_wrong(calls: Any) -> None:
     reply = text_of({"message": {"tool_calls": calls}}, None)
     assert reply is not None
     assert fault(SIMPLE, reply) == "no call fits weather_at: None was called"
-
-
-def test_a_choice_without_a_message_keeps_its_text() -> None:
-    assert text_of({"text": "Hello"}, "Hello") == "Hello"
 
 
 # --- the questions
@@ -210,11 +202,8 @@ def test_the_request_has_the_questions_messages_and_its_tools_as_json_schema() -
     assert {name: schema["type"] for name, schema in schemas.items()} == dict(zip(ALLOWED, types, strict=True))
     assert schemas["place"]["properties"]["lat"] == {"type": "number"}
     assert schemas["stops"]["items"] == {"type": "object"}
-
-
-def test_other_tools_give_another_prompt() -> None:
-    other = SIMPLE | {"function": json.dumps([TIME, WEATHER])}
-    assert asked(other) != asked(SIMPLE)
+    # Other tools give another prompt.
+    assert asked(SIMPLE | {"function": json.dumps([TIME, WEATHER])}) != asked(SIMPLE)
 
 
 @pytest.mark.parametrize(
@@ -300,34 +289,23 @@ def test_questions_and_answers_in_lines_of_their_own_are_joined_by_their_id() ->
     assert rows_of("\n".join(map(json.dumps, (question, other, answer)))) == rows_of(f"{json.dumps(LINE)}\n{json.dumps(other)}")
 
 
-class Files(BaseHTTPRequestHandler):
+class Files(Handler):
     """BFCL's data of one question of each kind. Its files do not end with a line's end."""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # the name that the base class calls
         folder, _, kind = self.path.removesuffix(".json").rpartition("/BFCL_v4_")
         name = f"{kind}_0"
         lines = {
             "": {field: value for field, value in LINE.items() if field != "ground_truth"} | {"id": name},
             "/possible_answer": {"id": name, "ground_truth": LINE["ground_truth"]},
         }
-        body = json.dumps(lines[folder]).encode()
-        self.send_response(404 if kind == "irrelevance" and folder else 200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+        self._answer(404 if kind == "irrelevance" and folder else 200, lines[folder])
 
 
 def test_the_leaderboards_own_data_is_downloaded_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    with HTTPServer(("127.0.0.1", 0), Files) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        monkeypatch.setattr(questions, "SOURCE", f"http://127.0.0.1:{server.server_port}")
+    with serving(Files) as url:
+        monkeypatch.setattr(questions, "SOURCE", url)
         rows = questions.load()["test"]
-        server.shutdown()
-        thread.join()
     answers = {row["id"]: json.loads(row["ground_truth"]) for row in rows}
     called = ("simple_python_0", "multiple_0", "parallel_0", "parallel_multiple_0")
     assert answers == dict.fromkeys(called, LINE["ground_truth"]) | {"irrelevance_0": []}

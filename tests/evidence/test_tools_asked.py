@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.accuracy import ask_task, read_rows, refuse_task, write_rows
+from tests.builders.accuracy import answer_in_order, ask_task, read_rows, refuse_task, write_rows
 from tests.fakes.openai_server import Book
 from tests.lm_eval_files import hashed
 from vllm_qualify.errors import RecipeError
@@ -105,9 +105,8 @@ def test_scores_are_those_computed_by_hand(group: Group) -> None:
     plan, answered, folder, _ = group
     answers = sorted(answered.answers, key=lambda answer: answer.question)
     assert [answer.scores for answer in answers] == [{"acc,ast": score} for score in BY_HAND]
-    assert [answer.topic for answer in answers][::2] == [
-        *("bfcl_irrelevance", "bfcl_multiple", "bfcl_parallel", "bfcl_parallel_multiple", "bfcl_simple")
-    ]
+    kinds = ("irrelevance", "multiple", "parallel", "parallel_multiple", "simple")
+    assert [answer.topic for answer in answers][::2] == [f"bfcl_{kind}" for kind in kinds]
     rows = {row.metric: row for row in parse_task(folder, plan, Levels())}
     assert rows["acc"].value == pytest.approx(sum(BY_HAND) / len(BY_HAND))
     assert rows["looping_answers"].value == 0.0
@@ -119,30 +118,24 @@ def test_each_question_goes_with_its_own_tools_to_the_servers_own_parser(group: 
     assert len(book.requests) == len(ROWS)
     for request in book.requests:
         system, user = request["messages"]
-        assert system["content"] == "Be brief."
-        assert user == {"role": "user", "content": user["content"]}
+        assert (system["content"], user.keys(), user["role"]) == ("Be brief.", {"role", "content"}, "user")
         offered = [tool["function"]["name"] for tool in request["tools"]]
         assert offered == [each["name"].replace(".", "_") for each in by_text[user["content"]]["function"]]
-        assert request["tool_choice"] == "auto"
-        assert request["stop"] == []
+        assert (request["tool_choice"], request["stop"]) == ("auto", [])
 
 
-def samples(folder: Path, task: str) -> list[Row]:
+def samples(folder: Path, task: str) -> Path:
     (path,) = folder.glob(f"r1-b1/samples_{task}_*.jsonl")
-    return read_rows(path)
+    return path
 
 
-def test_the_calls_and_the_reason_stay_as_evidence(group: Group) -> None:
-    _, _, folder, _ = group
-    rows = {each["doc"]["id"]: each for each in samples(folder, "bfcl_simple")}
+def test_the_calls_the_reason_and_the_thinking_before_stay_as_evidence(group: Group) -> None:
+    plan, _, folder, _ = group
+    rows = {each["doc"]["id"]: each for each in read_rows(samples(folder, "bfcl_simple"))}
     assert rows["simple_0"]["resps"] == [['{"tool_calls": [{"name": "weather_get", "arguments": "{\\"city\\": \\"rome\\"}"}]}']]
     assert rows["simple_0"]["filtered_resps"] == ["right"]
     assert rows["simple_1"]["filtered_resps"][0].startswith("wrong: no call fits weather_get: its arguments are malformed")
-    assert samples(folder, "bfcl_irrelevance")[0]["resps"] == [["Goethe."]]
-
-
-def test_thinking_before_a_call_is_kept(group: Group) -> None:
-    plan, _, folder, _ = group
+    assert read_rows(samples(folder, "bfcl_irrelevance"))[0]["resps"] == [["Goethe."]]
     replies = list(read_replies(folder / "r1-b1"))
     assert sorted(reply.thinking or "" for reply in replies) == [""] * 8 + ["A city."]
     assert not any(reply.is_empty for reply in replies)
@@ -177,7 +170,7 @@ def prompted(row: Row, change: Callable[[Row], Row]) -> Row:
 def test_evidence_of_other_tools_or_none_is_noticed(forged: Callable[[Row], Row], group: Group, tmp_path: Path) -> None:
     plan, _, folder, _ = group
     copy = shutil.copytree(folder, tmp_path / "accuracy" / "bfcl")
-    (path,) = copy.glob("r1-b1/samples_bfcl_simple_*.jsonl")
+    path = samples(copy, "bfcl_simple")
     first, *others = read_rows(path)
     write_rows(path, [forged(first), *others])
     with pytest.raises(ValueError, match="was not asked with its own messages and tools"):
@@ -187,8 +180,8 @@ def test_evidence_of_other_tools_or_none_is_noticed(forged: Callable[[Row], Row]
 def test_sampled_answers_have_seeds_of_their_own(tmp_path: Path) -> None:
     book = Book(WORDS, calls=CALLS)
     sampling = {"temperature": 0.7}
-    answered, _ = ask_task(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book, most_blocks=1)
-    assert [answer.scores["acc,ast"] for answer in sorted(answered.answers, key=lambda each: each.question)] == [1, 0]
+    answers = answer_in_order(plan_of(SIMPLE, tmp_path, "bfcl_simple", sampling=sampling), tmp_path, book)
+    assert [answer.scores["acc,ast"] for answer in answers] == [1, 0]
     assert len({request["seed"] for request in book.requests}) == 2
     assert {request["temperature"] for request in book.requests} == {0.7}
 
@@ -207,16 +200,16 @@ def test_all_questions_are_fetched_as_one_file_that_can_be_asked(tmp_path: Path)
     plan = local.model_copy(update={"settings": settings, "questions": None, "folder": own})
     assert fetch(plan, tmp_path / "data").questions == len(ROWS)
     local = plan.model_copy(update={"questions": [tmp_path / "data" / "test.jsonl"]})
-    answered, _ = ask_task(local, tmp_path, Book(WORDS, calls=CALLS), most_blocks=1)
+    answers = answer_in_order(local, tmp_path, Book(WORDS, calls=CALLS))
     # Of the group's list, multiple comes before simple.
-    assert [each.scores["acc,ast"] for each in sorted(answered.answers, key=lambda each: each.question)] == [1, 0, 1, 0]
+    assert [answer.scores["acc,ast"] for answer in answers] == [1, 0, 1, 0]
 
 
 def test_calls_that_a_wrong_parser_leaves_in_the_text_score_nothing(tmp_path: Path) -> None:
     text = '<tool_call>{"name": "weather_get", "arguments": {"city": "%s"}}</tool_call>'
     book = Book({"Rome?": text % "Rome", "Oslo?": text % "Oslo"})
-    answered, _ = ask_task(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book, most_blocks=1)
-    assert [answer.scores["acc,ast"] for answer in answered.answers] == [0, 0]
+    answers = answer_in_order(plan_of(SIMPLE, tmp_path, "bfcl_simple"), tmp_path, book)
+    assert [answer.scores["acc,ast"] for answer in answers] == [0, 0]
 
 
 def test_a_server_without_a_parser_is_refused_with_the_options_that_it_lacks(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.evidence.contract.server import Healthy, Rows, measured, serving
+from tests.builders.fake_servers import serving
+from tests.evidence.contract.server import Healthy, Rows, measured
 from vllm_qualify.recipe.contract import Contract
 
 Measure = Callable[[type[Healthy], Contract], Rows]

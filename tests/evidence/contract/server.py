@@ -1,17 +1,15 @@
 """The stand-in for vLLM in this process, with a defect."""
 
 import json
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.directions import CONTRACT
 from tests.evidence.commands import SERVER
-from tests.fakes.vllm import FakeServer, Handler
+from tests.fakes.vllm import Handler
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.contract import checks, measure
@@ -19,33 +17,30 @@ from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
 from vllm_qualify.evidence.contract.measure import measure_contract
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.contract import Capability, Contract
 
 MODEL, PROMPT = "reference", "How many?"
+EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
+# Only what the capabilities add.
+ALONE = Contract(capabilities=EVERY, not_asked=dict.fromkeys(CONTRACT, "of another test"), time_limit_s=10.0)
 Rows = dict[str, Measurement]
 Document = dict[str, Any]
-
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Its address, for the length of the block."""
-    with FakeServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class Healthy(Handler):
     model = MODEL
 
 
-def listing(model: Document) -> type[Healthy]:
-    """It lists this model."""
+def leaving_out(event: str) -> type[Healthy]:
+    class LeavesOut(Healthy):
+        def event(self, data: str) -> None:
+            if event not in data:
+                super().event(data)
 
+    return LeavesOut
+
+
+def listing(model: Document) -> type[Healthy]:
     class Lists(Healthy):
         def do_GET(self) -> None:  # noqa: N802  # the name that the base class calls
             if self.path == "/v1/models":
@@ -78,18 +73,13 @@ def keep(folder: Path, exchanges: Iterable[Document]) -> Path:
     return folder
 
 
-def holding(checks: Iterable[str]) -> dict[str, tuple[float, str, None]]:
-    """What `said` gives if every one of these metrics holds."""
-    return dict.fromkeys(checks, (1.0, "", None))
-
-
-def said(rows: Rows) -> dict[str, tuple[float | None, str, str | None]]:
-    return {name: (row.value, row.finding, row.invalid_because) for name, row in rows.items()}
+def short_names(metrics: Iterable[str]) -> set[str]:
+    return {name.removeprefix("contract_") for name in metrics}
 
 
 def failing(rows: Rows) -> set[str]:
-    return {name.removeprefix("contract_") for name, row in rows.items() if row.value == 0.0}
+    return short_names(name for name, row in rows.items() if row.value == 0.0)
 
 
 def unknown(rows: Rows) -> set[str]:
-    return {name.removeprefix("contract_") for name, row in rows.items() if row.invalid_because}
+    return short_names(name for name, row in rows.items() if row.invalid_because)

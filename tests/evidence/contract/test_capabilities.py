@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.directions import CAPABILITIES, CONTRACT
+from tests.directions import CAPABILITIES
 from tests.evidence.contract.conftest import Measure
-from tests.evidence.contract.server import MODEL, Document, Healthy, Rows, failing, holding, keep, said, sent, unknown
+from tests.evidence.contract.server import ALONE, Document, Healthy, Rows, failing, keep, leaving_out, sent, unknown
 from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
 from vllm_qualify.engine.kinds.registry import KINDS
@@ -16,15 +16,13 @@ from vllm_qualify.evidence.contract.capabilities.table import most_requests
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
 from vllm_qualify.evidence.contract.measure import MOST_SILENT
-from vllm_qualify.recipe.contract import Capability, Contract
+from vllm_qualify.recipe.contract import Capability
 
 CAPTURED = Path(__file__).parents[1] / "captured" / "chat" / "contract"
-EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
 # Of vLLM's own replies: the chat model has no eyes.
-SEEN: list[Capability] = [each for each in EVERY if each != "vision"]
-PROMISED = [check for capability in EVERY for check in CAPABILITIES[capability]]
-# Only what the capabilities add.
-ALONE = Contract(capabilities=EVERY, not_asked=dict.fromkeys(CONTRACT, "of another test"), time_limit_s=10.0)
+SEEN: list[Capability] = [each for each in ALONE.capabilities if each != "vision"]
+Change = Callable[[Document, Document], Document]
+PROMISED = [check for capability in ALONE.capabilities for check in CAPABILITIES[capability]]
 
 
 def parsed(folder: Path, model: str = "reference-chat") -> Rows:
@@ -33,10 +31,11 @@ def parsed(folder: Path, model: str = "reference-chat") -> Rows:
 
 
 def test_the_stand_in_keeps_every_promise_at_the_first_attempt(measure_server: Measure, folder: Path) -> None:
-    assert said(measure_server(Healthy, ALONE)) == holding(PROMISED)
+    rows = measure_server(Healthy, ALONE)
+    assert (list(rows), failing(rows), unknown(rows)) == (PROMISED, set(), set()), rows
     names = [name for name in sent(folder) if name != "models"]
     assert not [name for name in names if " 2" in name]
-    assert len(names) < most_requests(EVERY)
+    assert len(names) < most_requests(ALONE.capabilities)
     bodies = [each["body"] for each in sent(folder).values() if each.get("body")]
     asked = {body.get("max_tokens") or body["max_output_tokens"] for body in bodies}
     assert asked == {1, 16, fake.LONGEST_TOK // 2}, "no reply is longer than half of what fits"
@@ -75,7 +74,7 @@ def _documents(exchange: Document) -> list[object]:
 # --- servers that break one part
 
 
-def speaking(change: Callable[[Document, Document], Document]) -> type[Healthy]:
+def speaking(change: Change) -> type[Healthy]:
     """It says something else: what the request and that which it would say are changed to."""
 
     class Speaks(Healthy):
@@ -87,8 +86,6 @@ def speaking(change: Callable[[Document, Document], Document]) -> type[Healthy]:
 
 
 def hearing(change: Callable[[Document], Document]) -> type[Healthy]:
-    """It takes a request for another one."""
-
     class Hears(Healthy):
         def speak(self, request: Document) -> Document:
             return super().speak(change(request))
@@ -98,17 +95,6 @@ def hearing(change: Callable[[Document], Document]) -> type[Healthy]:
 
 def is_streamed(request: Document) -> bool:
     return bool(request.get("stream"))
-
-
-def leaving_out(event: str) -> type[Healthy]:
-    """It does not send events that have this in them."""
-
-    class LeavesOut(Healthy):
-        def event(self, data: str) -> None:
-            if event not in data:
-                super().event(data)
-
-    return LeavesOut
 
 
 class CountsAgain(Healthy):
@@ -307,27 +293,28 @@ def test_a_server_that_breaks_a_part_fails_its_check(server: str, measure_server
 # --- attempts
 
 
-def test_a_model_that_calls_no_tool_at_once_gets_another_question(measure_server: Measure, folder: Path) -> None:
+def be_shy(request: Document, _spoken: Document) -> Document:
     """It calls a tool, thinks and writes JSON only where it is asked in another way."""
+    is_paris = "messages" in request and "Paris?" in str(request["messages"][-1]["content"])
+    return {"calls": [], "content": "I can not."} if is_paris else {}
 
-    def be_shy(request: Document, _spoken: Document) -> Document:
-        is_paris = "messages" in request and "Paris?" in str(request["messages"][-1]["content"])
-        return {"calls": [], "content": "I can not."} if is_paris else {}
 
-    rows = measure_server(speaking(be_shy), ALONE)
+def think_if_told(request: Document, _spoken: Document) -> Document:
+    return {} if request.get("chat_template_kwargs", {}).get("thinking") else {"reasoning": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "checks", "attempts"),
+    [(be_shy, ("tools_auto", "tools_stream"), 2), (think_if_told, ("reasoning", "reasoning_stream"), 3)],
+)
+def test_a_model_that_does_it_only_if_asked_otherwise_is_asked_otherwise(
+    change: Change, checks: tuple[str, ...], attempts: int, measure_server: Measure, folder: Path
+) -> None:
+    rows = measure_server(speaking(change), ALONE)
     assert (failing(rows), unknown(rows)) == (set(), set())
-    names = set(sent(folder))
-    assert {"tools_auto 1", "tools_auto 2", "tools_stream 1", "tools_stream 2"} <= names
-    assert not {"tools_auto 3", "tools_stream 3"} & names
-
-
-def test_thoughts_that_must_be_asked_for_are_asked_for(measure_server: Measure, folder: Path) -> None:
-    def think_if_told(request: Document, _spoken: Document) -> Document:
-        return {} if request.get("chat_template_kwargs", {}).get("thinking") else {"reasoning": ""}
-
-    rows = measure_server(speaking(think_if_told), ALONE)
-    assert (failing(rows), unknown(rows)) == (set(), set())
-    assert {"reasoning 3", "reasoning_stream 3"} <= set(sent(folder))
+    for check in checks:
+        names = [name for name in sent(folder) if name.startswith(f"{check} ")]
+        assert names == [f"{check} {number}" for number in range(1, attempts + 1)]
 
 
 def test_what_is_not_promised_is_not_asked(measure_server: Measure, folder: Path) -> None:
@@ -341,7 +328,7 @@ def test_a_server_that_falls_silent_is_asked_no_more(measure_server: Measure, fo
         def do_POST(self) -> None:  # noqa: N802  # the name that the base class calls
             self.close_connection = True
 
-    assert unknown(measure_server(Silent, ALONE)) == {name.removeprefix("contract_") for name in PROMISED}
+    assert [name for name, row in measure_server(Silent, ALONE).items() if row.invalid_because] == PROMISED
     assert len(sent(folder)) == 1 + MOST_SILENT
 
 
@@ -365,7 +352,7 @@ def test_a_check_without_its_reply_is_invalid(left_out: str, checks: set[str], f
 
 
 def test_replies_of_another_model_are_not_taken() -> None:
-    rows = parsed(CAPTURED, MODEL)
+    rows = parsed(CAPTURED, "reference")
     plain = [rows[f"contract_{check}"] for check in ("chat", "tools_auto", "json_schema", "responses")]
     assert {row.value for row in plain} == {0.0}
     assert "is of the model 'reference-chat'" in plain[0].finding

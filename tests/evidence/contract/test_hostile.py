@@ -6,23 +6,23 @@ from pathlib import Path
 import pytest
 
 from tests.builders.dripping import dripping
+from tests.builders.fake_servers import serving
 from tests.directions import CAPABILITIES, CONTRACT
 from tests.evidence.contract.conftest import Measure
-from tests.evidence.contract.server import Healthy, failing, listing, measured, sent, serving, unknown
+from tests.evidence.contract.server import ALONE, Healthy, failing, listing, measured, sent, short_names, unknown
 from tests.fakes.vllm import TOKEN_S
 from vllm_qualify.evidence.contract import exchange
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
 from vllm_qualify.recipe.contract import Contract
 
-BASE = {name.removeprefix("contract_") for name in CONTRACT}
+BASE = short_names(CONTRACT)
+PROMISED = short_names(name for checks in CAPABILITIES.values() for name in checks)
 SHORT, LONG = Contract(time_limit_s=0.5), Contract(time_limit_s=20)
 ENDS_S = 60
 JSON, STREAM = "application/json", "text/event-stream"
 
 
 class Says(Healthy):
-    """It gives one answer to everything."""
-
     status, body, kind = 200, b"", JSON
 
     def do_GET(self) -> None:  # noqa: N802  # the name that the base class calls
@@ -38,26 +38,15 @@ def saying(body: bytes, kind: str = JSON, status: int = 200) -> type[Says]:
 
 
 DEEP = b"[" * 200_000
-
-
-PROMISED = {name.removeprefix("contract_") for checks in CAPABILITIES.values() for name in checks}
-# Only what the capabilities add.
-PROMISES = Contract(
-    capabilities=["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"],
-    not_asked=dict.fromkeys(CONTRACT, "of another test"),
-    time_limit_s=20,
-)
 USAGE = b'"usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}'
 
 
 def message(text: bytes) -> bytes:
-    """A chat's reply with this message."""
     choice = b'{"index": 0, "finish_reason": "stop", "message": %s}' % text
     return b'{"object": "chat.completion", "model": "reference", "choices": [%s], %s}' % (choice, USAGE)
 
 
 def chunk(delta: bytes) -> bytes:
-    """A stream of one chunk, with this delta."""
     choice = b'{"index": 0, "finish_reason": "stop", "delta": %s}' % delta
     return b'data: {"object": "chat.completion.chunk", "choices": [%s]}\n\ndata: [DONE]\n\n' % choice
 
@@ -87,7 +76,7 @@ PROMISE_NONSENSE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", PROMISE_NONSENSE)
 def test_nonsense_breaks_every_promise_with_a_sentence(name: str, measure_server: Measure) -> None:
-    rows = measure_server(saying(*PROMISE_NONSENSE[name]), PROMISES)
+    rows = measure_server(saying(*PROMISE_NONSENSE[name]), ALONE.model_copy(update={"time_limit_s": 20.0}))
     # By its form it can be a reply without a call, or a stream that ends.
     assert PROMISED - failing(rows) <= {"tools_none", "chat_end", "chat_stream_end"}
     assert unknown(rows) == set()

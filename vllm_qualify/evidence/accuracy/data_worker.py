@@ -5,7 +5,6 @@
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -105,6 +104,5 @@ def _write_rows(path: Path, rows: Iterable[Any], task: str) -> int:
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.captureWarnings(True)
     main(Path(sys.argv[1]))

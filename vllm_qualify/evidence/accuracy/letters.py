@@ -4,11 +4,12 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import JsonValue, model_validator
+from pydantic import model_validator
 
 from vllm_qualify.engine.letter_box import write_plain
+from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, TaskName
 
 TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
@@ -30,32 +31,21 @@ class RefusedError(Exception):
 
 
 class Job(Frozen):
-    """What is asked, of which server, and how."""
+    """The task that is asked, of which server, and the name of the model there."""
 
-    task: str
-    api: Literal["completions", "chat"]
-    model: str
+    task: TaskPlan
     url: str
-    num_fewshot: int
-    num_concurrent: int
-    max_gen_toks: int | None
-    gen_kwargs: dict[str, JsonValue] = {}
-    system_prompt: str | None = None
-    think_end: str | None = None
-    is_sampled: bool = False
-    seed: int
-    timeout_s: int
-    task_folder: Path | None = None
-    test: Path | None = None
-    """local questions in place of the task's own: a file, or a folder with a file for each task"""
-    shots: Path | None = None
-    """local solved examples, as `test`"""
-    context_tok: int | None = None
-    """so many tokens have questions that are made, with their replies"""
-    num_questions: int = 0
-    """of those that are made"""
-    reply_tok: int = 0
-    """the longest reply to one that is made"""
+    model: str
+
+    @property
+    def test(self) -> Path | None:
+        """Local questions in place of the task's own: a file, or a folder with a file for each task."""
+        return self.task.questions[0] if self.task.questions else None
+
+    @property
+    def shots(self) -> Path | None:
+        """Local solved examples, as `test`."""
+        return self.task.questions[1] if self.task.questions and len(self.task.questions) > 1 else None
 
 
 class Order(Frozen):

@@ -200,7 +200,6 @@ def local_data(config: dict[str, Any], test: str, shots: str | None) -> dict[str
 
 
 def source_of(task: Any) -> tuple[Any, ...]:
-    """Where the task's data comes from."""
     return tuple(task.get_config(name) for name in ("dataset_path", "dataset_name", "dataset_kwargs"))
 
 

@@ -1,7 +1,6 @@
 """lm-eval as a process beside the server, which asks the questions of a task in random blocks and repeatedly."""
 
 import json
-import math
 import re
 import shutil
 import sys
@@ -82,7 +81,7 @@ def running_lm_eval(starting: Starting, model: str, task: TaskPlan, folder: Path
         folder.mkdir(parents=True)
     with TemporaryDirectory(prefix="vllm-qualify-lm-eval-") as name:
         letter_box = Path(name)
-        write_whole(letter_box / JOB, _make_job(starting.url, model, task))
+        write_whole(letter_box / JOB, Job(task=task, url=starting.url, model=model))
         command = [sys.executable, "-m", WORKER, name]
         with (
             confining_lm_eval(task, letter_box) as confinement,
@@ -160,33 +159,6 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     return asking
 
 
-def _make_job(url: str, model: str, task: TaskPlan) -> Job:
-    settings = task.settings
-    test, shots = (*(task.questions or ()), None, None)[:2]
-    return Job(
-        task=task.name,
-        api=settings.api,
-        model=model,
-        url=url,
-        num_fewshot=settings.num_fewshot,
-        num_concurrent=task.num_concurrent,
-        max_gen_toks=settings.max_gen_toks,
-        gen_kwargs=task.gen_kwargs,
-        system_prompt=settings.system_prompt,
-        think_end=settings.think_end,
-        is_sampled=task.sampling is not None,
-        seed=settings.seed,
-        # lm-eval must not give up an answer that comes within the step's time limit.
-        timeout_s=math.ceil(settings.time_limit_s) + 1,
-        task_folder=task.folder,
-        test=test,
-        shots=shots,
-        context_tok=settings.context_tok,
-        num_questions=settings.num_questions,
-        reply_tok=settings.long_reply_tok,
-    )
-
-
 @contextmanager
 def confining_lm_eval(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     """What lm-eval may read, write and reach, and its variables: a task of one's own can bring functions, which run in it."""
@@ -194,7 +166,8 @@ def confining_lm_eval(task: TaskPlan, letter_box: Path) -> Iterator[Confined]:
     is_local = bool(task.questions or task.settings.context_tok)
     local = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(letter_box / "datasets")} if is_local else {}
     # A missing reply is written as an empty one, whatever the caller's environment says.
-    variables = local | {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    answering = {"OPENAI_API_KEY": "none", "LMEVAL_MODEL_NONE_ANSWER_PLACEHOLDER": ""}
+    variables = local | answering | {"TOKENIZERS_PARALLELISM": "false"}
     readable, listable = folders_here()
     named = [*([task.folder] if task.folder else []), *(task.questions or ())]
     kinds = {"downloads": not is_local, "is_trusting": task.folder is not None}

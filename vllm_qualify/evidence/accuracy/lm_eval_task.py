@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from datasets.exceptions import DatasetGenerationError
+from jinja2 import UndefinedError
 from ruamel.yaml import YAML
 
 from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
@@ -16,6 +18,9 @@ from vllm_qualify.evidence.accuracy.pictures import WRITE_IT_SO, Pictures, Unusa
 from vllm_qualify.evidence.accuracy.tools import questions
 from vllm_qualify.plan.questions import SUFFIX, file_of
 
+# What lm-eval raises of local questions that lack what a task reads.
+UNREADABLE = (KeyError, UndefinedError, DatasetGenerationError)
+
 
 class LoadedTask:
     """The task of a job. Whatever keeps it from being measured is told in the letter box, and ends this process."""
@@ -24,7 +29,7 @@ class LoadedTask:
     """The task by its name, or the members of a group by theirs."""
 
     def __init__(self, job: Job, letter_box: Path) -> None:
-        self.job, self.letter_box = job, letter_box
+        self.job, self.name, self.settings, self.letter_box = job, job.task.name, job.task.settings, letter_box
         self.pictures: Pictures | None = None
         self.reading = ""
         """The task whose questions are being read; empty while all are."""
@@ -34,10 +39,9 @@ class LoadedTask:
             self.refuse(error.problem, error.remedy)
 
     def load(self) -> None:
-        """Load the task with its questions, and keep them as they are."""
         if self.job.test:
             self._write_local_tasks()
-        self.tasks = internals.load_tasks(self.found, self.job.task)
+        self.tasks = internals.load_tasks(self.found, self.name)
         self._check_tasks()
         for name, task in self.tasks.items():
             self.reading = name
@@ -47,9 +51,6 @@ class LoadedTask:
     @contextmanager
     def refusing_faults(self) -> Iterator[None]:
         """Refuse a task with packages that are not installed, and local questions without the fields that it reads."""
-        from datasets.exceptions import DatasetGenerationError
-        from jinja2 import UndefinedError
-
         try:
             yield
         except RefusedError as error:
@@ -59,20 +60,20 @@ class LoadedTask:
             if extra is None and not isinstance(error, ImportError):
                 raise
             with_extra = f"`pip install 'lm-eval[{extra}]'`" if extra else "install it"
-            self.refuse(f"{self.job.task} needs a package that is not installed: {error}", f"{with_extra} where this runs")
+            self.refuse(f"{self.name} needs a package that is not installed: {error}", f"{with_extra} where this runs")
         except questions.QuestionsError as error:
             where = self._faulty_file or "its own data"
-            self.refuse(f"{self.job.task} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
+            self.refuse(f"{self.name} cannot be asked from {where}: {error}", 'see docs/accuracy.md, "Tools"')
         except UnusablePictureError as error:
             place = f"{self._faulty_file}, " if self.job.test else ""
-            self.refuse(f"{self.job.task} cannot be asked: {place}{error}", WRITE_IT_SO)
-        except (KeyError, UndefinedError, DatasetGenerationError) as error:
+            self.refuse(f"{self.name} cannot be asked: {place}{error}", WRITE_IT_SO)
+        except UNREADABLE as error:
             if not self.job.test:
                 raise
             why = error.__cause__ or error
             what = f"{type(why).__name__}: {why}".strip().splitlines()[0][:300]
             self.refuse(
-                f"{self.job.task} does not find its fields in {self._faulty_file}: {what}",
+                f"{self.name} does not find its fields in {self._faulty_file}: {what}",
                 "write JSON lines with the fields of the task's own data; if there are shots, both files have the same ones",
             )
 
@@ -87,13 +88,10 @@ class LoadedTask:
 
     def _find_unreadable(self) -> str:
         """The first task of a group that cannot be loaded by itself; empty if all can."""
-        from datasets.exceptions import DatasetGenerationError
-        from jinja2 import UndefinedError
-
         for name in self.found.names:
             try:
                 self.found.manager.load([name])
-            except (KeyError, UndefinedError, DatasetGenerationError, questions.QuestionsError):
+            except (*UNREADABLE, questions.QuestionsError):
                 return name
         return ""
 
@@ -111,21 +109,21 @@ class LoadedTask:
         return internals.says_tools(self.first.get_config("metadata"))
 
     def _check_tasks(self) -> None:
-        job = self.job
+        job, api, is_sampled = self.job, self.settings.api, self.job.task.sampling is not None
         for name in self._needing_shots if job.test else []:
             if not file_of(job.shots, name):
                 place = f"{job.shots / name}{SUFFIX}" if job.shots else "questions.shots"
                 self.refuse(f"{name} needs solved examples", f"give them as {place}, or set num_fewshot to 0")
-        if job.api == "chat" and not self.generates:
-            problem = f"lm-eval cannot measure {job.task} by chat: it compares likelihoods, which chat does not give"
+        if api == "chat" and not self.generates:
+            problem = f"lm-eval cannot measure {self.name} by chat: it compares likelihoods, which chat does not give"
             self.refuse(problem, "set api to completions")
-        if job.api == "completions" and self.calls_tools:
-            self.refuse(f"{job.task} calls tools, which only a chat can", "set api to chat")
-        if job.is_sampled and not self.generates:
-            self.refuse(f"{job.task} compares likelihoods, and samples no answers", "leave sampling out")
+        if api == "completions" and self.calls_tools:
+            self.refuse(f"{self.name} calls tools, which only a chat can", "set api to chat")
+        if is_sampled and not self.generates:
+            self.refuse(f"{self.name} compares likelihoods, and samples no answers", "leave sampling out")
         for name, task in self.tasks.items():
             repeats = task.get_config("repeats") or 1
-            if job.is_sampled and repeats > 1:
+            if is_sampled and repeats > 1:
                 # They would have the same prompt and the same seed, and so the same answer.
                 self.refuse(f"{name} itself asks each question {repeats} times", "leave sampling out: the task has its own")
             if getattr(task, "UNSAFE_CODE", False):
@@ -134,10 +132,10 @@ class LoadedTask:
 
     @property
     def _needing_shots(self) -> list[str]:
-        return [name for name, task in self.tasks.items() if internals.needs_shots(task, self.job.num_fewshot)]
+        return [name for name, task in self.tasks.items() if internals.needs_shots(task, self.settings.num_fewshot)]
 
     def _check_pictures(self) -> None:
-        name, tasks = self.job.task, self.tasks.values()
+        name, tasks = self.name, self.tasks.values()
         if any(task.get_config("doc_to_audio") is not None for task in tasks):
             self.refuse(f"{name} has sounds, which this project cannot send", "choose another task")
         having = [task.get_config("doc_to_image") is not None for task in tasks]
@@ -145,7 +143,7 @@ class LoadedTask:
             return
         if not all(having):
             self.refuse(f"only some tasks of '{name}' have pictures", "measure these as a group of their own")
-        if self.job.api != "chat":
+        if self.settings.api != "chat":
             self.refuse(f"{name} has pictures, which only a chat can show", "set api to chat")
         if self._needing_shots:
             self.refuse(f"{name} has pictures, which lm-eval leaves out of solved examples", "set num_fewshot to 0")
@@ -159,36 +157,35 @@ class LoadedTask:
         write_whole(self.letter_box / TASK, reply)
 
     def _find_task(self) -> internals.Found:
-        task, context_tok = self.job.task, self.job.context_tok
-        folder = self._write_long_task(context_tok) if context_tok else self.job.task_folder
-        found = internals.find_task(task, folder)
+        context_tok = self.settings.context_tok
+        folder = self._write_long_task(context_tok) if context_tok else self.job.task.folder
+        found = internals.find_task(self.name, folder)
         if found is None:
             where = f"lm-eval {metadata.version('lm-eval')}" + (f" and {folder}" if folder else "")
-            self.refuse(f"there is no task '{task}' in {where}", "`lm-eval ls tasks` lists lm-eval's")
+            self.refuse(f"there is no task '{self.name}' in {where}", "`lm-eval ls tasks` lists lm-eval's")
         return found
 
     def _write_long_task(self, context_tok: int) -> Path:
         """The folder of a task whose questions are made now, since only the server can count their tokens."""
-        job, folder = self.job, self.letter_box / "long"
+        settings, folder = self.settings, self.letter_box / "long"
         try:
-            tokenizer, around = fitting.Tokenizer(job.url, job.model), self._empty_prompt()
-            documents = fitting.fit_documents(tokenizer, context_tok, job.reply_tok, around, job.seed, job.num_questions)
+            tokenizer, around = fitting.Tokenizer(self.job.url, self.job.model), self._empty_prompt()
+            reply_tok, asked = settings.long_reply_tok, settings.num_questions
+            documents = fitting.fit_documents(tokenizer, context_tok, reply_tok, around, settings.seed, asked)
         except RefusedError as error:
-            self.refuse(f"{job.task} cannot be asked: {error.problem}", error.remedy)
-        fitting.write_task(job.task, documents, folder)
+            self.refuse(f"{self.name} cannot be asked: {error.problem}", error.remedy)
+        fitting.write_task(self.name, documents, folder)
         return folder
 
     def _empty_prompt(self) -> dict[str, Any]:
         """A request of `/tokenize` for a prompt of one word, with all that is around it when it is asked."""
-        if self.job.api == "completions":
+        settings = self.settings
+        if settings.api == "completions":
             return {"prompt": "one"}
-        system = [{"role": "system", "content": self.job.system_prompt}] if self.job.system_prompt else []
-        options, effort = self.job.gen_kwargs.get("chat_template_kwargs"), self.job.gen_kwargs.get("reasoning_effort")
-        own = options if isinstance(options, dict) else {}
-        return {
-            "messages": [*system, {"role": "user", "content": "one"}],
-            "chat_template_kwargs": own | ({"reasoning_effort": effort} if effort else {}),
-        }
+        system = [{"role": "system", "content": settings.system_prompt}] if settings.system_prompt else []
+        effort = {"reasoning_effort": settings.reasoning_effort} if settings.reasoning_effort else {}
+        messages = [*system, {"role": "user", "content": "one"}]
+        return {"messages": messages, "chat_template_kwargs": settings.chat_template_kwargs | effort}
 
     def _check_folder(self, folder: Path | None, *, all_needed: bool) -> None:
         """Refuse a folder with files of other tasks, or, where all tasks need one, without some."""
@@ -196,10 +193,10 @@ class LoadedTask:
             return
         there, wanted = {path.name for path in folder.iterdir()}, {f"{name}{SUFFIX}" for name in self.found.names}
         if other := sorted(there - wanted):
-            problem = f"{folder / other[0]} is of no task of {self.job.task}"
+            problem = f"{folder / other[0]} is of no task of {self.name}"
             self.refuse(problem, f"remove it, or correct its name: {', '.join(sorted(wanted)[:3])}, …")
         if all_needed and (lacking := sorted(wanted - there)):
-            problem = f"{folder} lacks {len(lacking)} of {len(wanted)} tasks of {self.job.task}: {', '.join(lacking[:3])}"
+            problem = f"{folder} lacks {len(lacking)} of {len(wanted)} tasks of {self.name}: {', '.join(lacking[:3])}"
             self.refuse(problem, "add them, or measure a group of your own in a task_folder, without them")
 
     def _write_local_tasks(self) -> None:

@@ -9,7 +9,7 @@ wrong.
 import hashlib
 import json
 import logging
-import os
+import math
 import random
 import sys
 import time
@@ -55,13 +55,13 @@ class _Worker:
         from lm_eval.utils import setup_logging
 
         setup_logging("INFO")
-        self.job, self.failed, self.seeded_by = job, 0, ""
+        self.job, self.settings, self.failed, self.seeded_by = job, job.task.settings, 0, ""
         self.replies: list[Reply] = []
         self.members: list[letters.Member] = []
         internals.keep_templates()
         # As lm-eval does before it loads a task: some tasks shuffle their choices while they load.
-        random.seed(job.seed)
-        np.random.seed(job.seed)
+        random.seed(self.settings.seed)
+        np.random.seed(self.settings.seed)
         self.task = LoadedTask(job, letter_box)
         with self.task.refusing_faults():
             self.task.load()
@@ -76,7 +76,7 @@ class _Worker:
                 self._make_prompts()
             return
         if empty := [name for name, task in tasks.items() if not len(task.eval_docs)]:
-            problem = f"of the group '{self.job.task}', {', '.join(empty[:8])} has no questions"
+            problem = f"of the group '{self.job.task.name}', {', '.join(empty[:8])} has no questions"
             self.task.refuse(problem, "give it some, or measure a group of your own in a task_folder, without it")
         self._make_prompts()
         self.members = [internals.describe_member(name, task) for name, task in tasks.items()]
@@ -99,7 +99,7 @@ class _Worker:
         self.failed, self.seeded_by, self.replies = 0, order.seeded_by, []
         # In ascending order: lm-eval takes the n-th of them for the task's n-th.
         of_members = {part.task: part.questions for part in parts_of(self.members, order.questions)}
-        asked = of_members or {self.job.task: sorted(order.questions)}
+        asked = of_members or {self.job.task.name: sorted(order.questions)}
         results = self._evaluate_questions(asked, tracker, self.model, self.model_args)
         letters.write_whole(folder / letters.TRIED, letters.Tried(failed=self.failed))
         if self.task.generates:
@@ -119,17 +119,17 @@ class _Worker:
         """
         from lm_eval import simple_evaluate
 
-        seed = self.job.seed
+        seed = self.settings.seed
         return simple_evaluate(
             model=model,
             model_args=model_args,
             tasks=[self.task.tasks[name] for name in asked],
             task_manager=self.task.found.manager,
             samples=asked,
-            num_fewshot=self.job.num_fewshot,
+            num_fewshot=self.settings.num_fewshot,
             gen_kwargs=self._gen_kwargs or None,
-            system_instruction=self.job.system_prompt,
-            apply_chat_template=self.job.api == "chat",
+            system_instruction=self.settings.system_prompt,
+            apply_chat_template=self.settings.api == "chat",
             evaluation_tracker=tracker,
             # we compute the intervals ourselves
             bootstrap_iters=0,
@@ -142,18 +142,18 @@ class _Worker:
     @property
     def _gen_kwargs(self) -> dict[str, Any]:
         """The options that override the task's own. lm-eval lets a task's budget override that of the model."""
-        if self.job.max_gen_toks is None:
-            return self.job.gen_kwargs
+        if self.settings.max_gen_toks is None:
+            return self.job.task.gen_kwargs
         own = [task.get_config("generation_kwargs") or {} for task in self.task.tasks.values()]
         named = {next((name for name in ("max_tokens", "max_gen_toks") if name in each), None) for each in own}
-        return self.job.gen_kwargs | {name: self.job.max_gen_toks for name in named if name}
+        return self.job.task.gen_kwargs | {name: self.settings.max_gen_toks for name in named if name}
 
     @cached_property
     def model(self) -> Any:
         """lm-eval's model, built on first use: for likelihoods it asks the server, which need not answer before a block."""
         from lm_eval.api.registry import get_model
 
-        model = get_model("local-chat-completions" if self.job.api == "chat" else "local-completions")(**self.model_args)
+        model = get_model("local-chat-completions" if self.settings.api == "chat" else "local-completions")(**self.model_args)
         internals.keep_tokens(model)
         internals.count_failed(model, self._count_failed)
         # First of all: what follows sees the prompt as lm-eval hashes it.
@@ -163,12 +163,12 @@ class _Worker:
             internals.change_requests(model, lambda messages: (pictures.put_into(messages), {}))
         if self.task.generates:
             internals.read_replies(model, self._read_reply)
-        if self.job.is_sampled:
+        if self.job.task.sampling is not None:
             internals.change_requests(model, self._add_seed)
         return model
 
     def _read_reply(self, prompt: str, choice: dict[str, Any], text: str | None) -> str | None:
-        reply, answer = split_thinking(prompt, choice, text, self.job.think_end)
+        reply, answer = split_thinking(prompt, choice, text, self.settings.think_end)
         if self.task.calls_tools:
             answer = scoring.text_of(choice, answer)
             reply = reply.model_copy(update={"is_empty": not (answer or "").strip()})
@@ -181,7 +181,7 @@ class _Worker:
         lm-eval sends one seed with all requests. Then a question would get the same answer again, and what chance does to one
         question it would do to the others.
         """
-        about = json.dumps([self.job.seed, self.seeded_by, messages]).encode()
+        about = json.dumps([self.settings.seed, self.seeded_by, messages]).encode()
         return messages, {"seed": int.from_bytes(hashlib.sha256(about).digest()[:8]) % SEEDS}
 
     def _count_failed(self, calls: int) -> None:
@@ -189,14 +189,14 @@ class _Worker:
 
     @cached_property
     def model_args(self) -> dict[str, Any]:
-        chat = self.job.api == "chat"
+        chat = self.settings.api == "chat"
         return {
             "model": self.job.model,
             "base_url": f"{self.job.url}/v1/{'chat/' if chat else ''}completions",
-            "num_concurrent": self.job.num_concurrent,
-            "max_gen_toks": self.job.max_gen_toks or USUAL_TOKENS,
-            # With its default of 300 s, lm-eval would give up a long answer and ask again.
-            "timeout": self.job.timeout_s,
+            "num_concurrent": self.job.task.num_concurrent,
+            "max_gen_toks": self.settings.max_gen_toks or USUAL_TOKENS,
+            # lm-eval must not give up an answer that comes within the step's time limit. Its default is 300 s.
+            "timeout": math.ceil(self.settings.time_limit_s) + 1,
             "max_retries": letters.MOST_TRIES,
             # For text the server tokenizes, so the worker needs neither torch nor the model's tokenizer.
             **({"tokenizer_backend": None, "tokenized_requests": False} if self.task.generates else self._server_tokens()),
@@ -208,7 +208,7 @@ class _Worker:
 
         if not check_remote_tokenizer_support(self.job.url):
             self.task.refuse(
-                f"{self.job.task} compares likelihoods, for which lm-eval needs the server's tokenizer; it reports none",
+                f"{self.job.task.name} compares likelihoods, for which lm-eval needs the server's tokenizer; it reports none",
                 "add `enable-tokenizer-info-endpoint: true` to the server's options",
             )
         reply = httpx.post(f"{self.job.url}/tokenize", json={"model": self.job.model, "prompt": "one"}, timeout=60).json()
@@ -216,6 +216,5 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     logging.captureWarnings(True)
     main(Path(sys.argv[1]))

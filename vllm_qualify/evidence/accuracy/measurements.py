@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -62,6 +63,13 @@ class _Look(NamedTuple):
     def questions(self) -> int:
         """How many there are. One that is asked again is no further sample."""
         return len({answer.question for answer in self.answered.answers})
+
+    def means(self, values: Sequence[float]) -> list[float]:
+        """The mean of each question's answers, which have these values."""
+        by_question: defaultdict[int, list[float]] = defaultdict(list)
+        for answer, value in zip(self.answered.answers, values, strict=True):
+            by_question[answer.question].append(value)
+        return [math.fsum(each) / len(each) for each in by_question.values()]
 
     def sides(self, metric: str) -> Sides:
         return sides(METRICS[metric].direction, self.levels, self.information, self.number)
@@ -183,13 +191,11 @@ def _find_problem(look: _Look) -> str | None:
 
 
 def _measure_score(metric: str, name: str, look: _Look) -> Measurement:
-    answers, by_question = look.answered.answers, dict[int, list[float]]()
-    for answer in answers:
-        by_question.setdefault(answer.question, []).append(answer.score(f"{metric},{name}"))
+    answers = look.answered.answers
     if all(name in answer.nothing_by for answer in answers):
         because = f"the filter {name} {FOUND_NOTHING} {len(answers):,} replies: {FILTER_REMEDY}"
-        return look.invalid(metric, because, filter=name, sample_count=len(by_question))
-    means, at = [math.fsum(scores) / len(scores) for scores in by_question.values()], look.sides(metric)
+        return look.invalid(metric, because, filter=name, sample_count=look.questions)
+    means, at = look.means([answer.score(f"{metric},{name}") for answer in answers]), look.sides(metric)
     is_sampled = look.task.least_repetitions > 1
     return look.valid(
         metric,
@@ -238,7 +244,6 @@ def _measure_tokens(look: _Look) -> Measurement:
 
 
 def _measure_faults(metric: str, look: _Look) -> Measurement:
-    """The share of answers with a fault of their text."""
     try:
         looping = _looping_thoughts(look) if metric == LOOPING else set()
     except UNUSABLE as error:
@@ -267,14 +272,10 @@ def _measure_unthinking(look: _Look) -> list[Measurement]:
 
 
 def _measure_share(metric: str, look: _Look, faulty: list[bool]) -> Measurement:
-    """The share of faulty answers; of a question that was asked several times, the mean of its answers."""
-    answers, by_question = look.answered.answers, dict[int, list[bool]]()
-    for answer, is_faulty in zip(answers, faulty, strict=True):
-        by_question.setdefault(answer.question, []).append(is_faulty)
-    total = math.fsum(sum(each) / len(each) for each in by_question.values())
-    interval, inside = share_interval(total, len(by_question), look.sides(metric)), look.source.rpartition("/")[0]
-    traced_to = dict.fromkeys(f"{inside}/{answer.traced_to.rpartition(':')[0]}" for answer in answers)
-    return look.valid(metric, total / len(by_question), interval, list(traced_to))
+    total, inside = math.fsum(look.means(faulty)), look.source.rpartition("/")[0]
+    traced_to = dict.fromkeys(f"{inside}/{answer.traced_to.rpartition(':')[0]}" for answer in look.answered.answers)
+    interval = share_interval(total, look.questions, look.sides(metric))
+    return look.valid(metric, total / look.questions, interval, list(traced_to))
 
 
 def _looping_thoughts(look: _Look) -> set[tuple[str, str]]:

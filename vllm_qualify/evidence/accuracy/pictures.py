@@ -8,7 +8,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -41,16 +41,11 @@ class Pictures:
         """
         for number, question in enumerate(questions, start=1):
             try:
-                yield {name: self._replace_pictures(value) for name, value in question.items()}
+                yield _change_pictures(question, self._name_picture)
             except UnusablePictureError as error:
                 raise UnusablePictureError(f"question {number}: {error}") from error
 
-    def _replace_pictures(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._replace_pictures(each) for each in value]
-        url = url_of(value)
-        if url is None:
-            return value
+    def _name_picture(self, url: str) -> str:
         body = _decode_body(url)
         width, height = _read_size(body)
         reference = f"{NAMED}{width} x {height}, sha256 {hashlib.sha256(body).hexdigest()}"
@@ -91,11 +86,19 @@ def with_urls(question: dict[str, Any]) -> dict[str, Any]:
 
     Raises UnusablePictureError.
     """
+    return _change_pictures(question, str)
 
-    def write_urls(value: Any) -> Any:
-        return [write_urls(each) for each in value] if isinstance(value, list) else url_of(value) or value
 
-    return {name: write_urls(value) for name, value in question.items()}
+def _change_pictures(question: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """The question with what each data URL of its pictures, also of those in lists, is changed to."""
+
+    def change_value(value: Any) -> Any:
+        if isinstance(value, list):
+            return [change_value(each) for each in value]
+        url = url_of(value)
+        return value if url is None else change(url)
+
+    return {name: change_value(value) for name, value in question.items()}
 
 
 def url_of(value: Any) -> str | None:

@@ -28,7 +28,6 @@ class Request(Frozen):
 
     @property
     def content(self) -> bytes:
-        """The body that is sent."""
         if self.raw is not None:
             return self.raw.encode()
         if self.body is None:

@@ -99,7 +99,6 @@ def longest_s(contract: Contract) -> float:
 
 
 def alias_request_name(alias: str) -> str:
-    """The name of the request to an alias of the model."""
     return f"as {alias}"
 
 

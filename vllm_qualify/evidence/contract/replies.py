@@ -176,8 +176,6 @@ class ChatChunk(Form):
 
 
 class Call(NamedTuple):
-    """A call of a tool."""
-
     id: str
     name: str
     arguments: str

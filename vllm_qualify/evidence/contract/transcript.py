@@ -82,7 +82,6 @@ class Transcript:
         return reply
 
     def text(self, name: str) -> str:
-        """The text of a completion."""
         return self.read_own(name, Completion).choices[0].text
 
     def chat(self, name: str) -> Spoken:

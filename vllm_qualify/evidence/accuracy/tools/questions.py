@@ -251,7 +251,6 @@ def schema_of(parameter: Any, where: str, depth: int = 0) -> dict[str, Any]:
 
 
 def question_of(document: dict[str, str]) -> Question:
-    """What a question's reply is scored by."""
     functions = [Function.model_validate(each) for each in json.loads(document["function"])]
     calls = [next(iter(call.items())) for call in json.loads(document["ground_truth"])]
     return Question(

@@ -10,24 +10,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from vllm_qualify.evidence.accuracy.tools.questions import Parameters, question_of
+from vllm_qualify.evidence.accuracy.tools.questions import SCHEMA_TYPES, Parameters, question_of
 
 RIGHT, WRONG = "right", "wrong: "
 # What a reply with calls begins with. A reply of text that begins so gets a blank before it.
 CALLS = '{"tool_calls": '
-# BFCL's types as a JSON reader gives them; `any` is text there. `object` and `number` are JSON Schema's names of two of them.
-TYPES: dict[str, type] = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "any": str,
-    "object": dict,
-    "number": float,
-}
+# BFCL's types as a JSON reader gives them.
+READ_AS: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+TYPES = {name: READ_AS[schema_type] for name, schema_type in SCHEMA_TYPES.items()}
 UNCOUNTED = re.compile(r"[ ,./\-_*^]")
 # So much of what a model wrote stands in a reason.
 MOST_SHOWN = 100

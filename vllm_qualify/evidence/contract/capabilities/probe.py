@@ -59,7 +59,6 @@ class Probe:
 
 
 def user_body(text: JsonValue, **keys: JsonValue) -> Body:
-    """A chat of one message."""
     return {"messages": [{"role": "user", "content": text}], **keys}
 
 
