@@ -1,7 +1,7 @@
 """How a report that passed becomes an approval in the flow: by the recipe's rule, or by a person whom the flow waits for."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,15 @@ from tests.approval.builder import (
     Change,
     approved,
     made_key,
+    of_plan,
     of_variant,
     publish_report,
     waiver,
     with_gate,
+    with_judgement,
 )
+from tests.approval.stores import pointer_of
+from tests.builders.changed import changed
 from vllm_qualify.approval.actions import reject
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
@@ -66,16 +70,14 @@ def published(
     store: Store, folder: Path, rule: Approval, change: Change = lambda report: report, run_id: str = RUN
 ) -> Published:
     def ruled(report: Report) -> Report:
-        report = change(report)
-        return report.model_copy(update={"plan": report.plan.model_copy(update={"approval": rule})})
+        return of_plan(approval=rule)(change(report))
 
     run_published = publish_report(store, folder / "runs", run_id, ruled)
     run = Run(folder=folder / "runs" / run_published.run_id)
-    (run.folder / "report.json").write_text(run_published.report.model_dump_json())
-    (run.folder / "plan.json").write_text(run_published.report.plan.model_dump_json())
-    return Published(
-        outcome=run_published.report.outcome, passed=run_published.report.passed, run=run, page="page", manifest="manifest"
-    )
+    report = run_published.report
+    (run.folder / "report.json").write_text(report.model_dump_json())
+    (run.folder / "plan.json").write_text(report.plan.model_dump_json())
+    return Published(outcome=report.outcome, passed=report.passed, run=run, page="page", manifest="manifest")
 
 
 def settled(reported: Published, store: Store, timeout_s: float = 0) -> Published:
@@ -101,24 +103,19 @@ def test_a_recipe_that_allows_it_approves_what_passed(store: Store, tmp_path: Pa
     waiting = settled(published(store, tmp_path, AUTOMATIC), store)
     assert waiting.decision is not None
     assert waiting.decision.startswith("approved by recipe on ")
-    pointer = read_pointer(store, CELL)
-    assert pointer is not None
-    assert pointer.last.by == "recipe"
+    assert pointer_of(store).last.by == "recipe"
 
 
 def without_a_baseline(report: Report) -> Report:
-    judgement = report.judgement.model_copy(update={"not_judged": [report.plan.gates[0]]})
-    return report.model_copy(update={"judgement": judgement})
+    return with_judgement(not_judged=[report.plan.gates[0]])(report)
 
 
 def trusting(*, confined: bool) -> Change:
     """The model's own code was trusted, and ran confined or not."""
 
     def change(report: Report) -> Report:
-        plan = report.plan
-        server = plan.server.model_copy(update={"arguments": {**plan.server.arguments, "trust-remote-code": True}})
-        machine = plan.fingerprint.model_copy(update={"confined": confined})
-        return report.model_copy(update={"plan": plan.model_copy(update={"server": server, "fingerprint": machine})})
+        arguments = {**report.plan.server.arguments, "trust-remote-code": True}
+        return changed(changed(report, "plan.server", arguments=arguments), "plan.fingerprint", confined=confined)
 
     return change
 
@@ -127,20 +124,12 @@ def trusting(*, confined: bool) -> Change:
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        (BY_HAND, lambda report: report),
-        (AUTOMATIC, trusting(confined=False)),
-        (AUTOMATIC, trusting(confined=True)),
-        (AUTOMATIC, with_gate("fail", waiver(datetime.now(UTC).date() + timedelta(days=7)))),
-        (AUTOMATIC, with_gate("fail")),
-        (AUTOMATIC, without_a_baseline),
-    ],
-    ids=[
-        "the recipe says so",
-        "trusted code was not confined",
-        "trusted code",
-        "a gate was waived",
-        "a gate failed",
-        "a gate was not judged",
+        pytest.param(BY_HAND, lambda report: report, id="the recipe says so"),
+        pytest.param(AUTOMATIC, trusting(confined=False), id="trusted code was not confined"),
+        pytest.param(AUTOMATIC, trusting(confined=True), id="trusted code"),
+        pytest.param(AUTOMATIC, with_gate("fail", waiver(date.max)), id="a gate was waived"),
+        pytest.param(AUTOMATIC, with_gate("fail"), id="a gate failed"),
+        pytest.param(AUTOMATIC, without_a_baseline, id="a gate was not judged"),
     ],
 )
 def test_nothing_is_approved_automatically_that_a_person_must_decide(

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+from tests.builders.changed import changed
 from tests.report.builder import passed_report
 from vllm_qualify.approval.actions import Approved, approve
-from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.decision import Ruling, StoredDecision, make_decision, ruling
 from vllm_qualify.approval.layout import cell_index_key
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
-from vllm_qualify.evidence.measurement import describe
-from vllm_qualify.judge.verdict import GateVerdict
+from vllm_qualify.evidence.measurement import EvidenceFile, describe
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.gates import Verdict, Waiver
 from vllm_qualify.report.model import Report
@@ -41,9 +41,8 @@ def publish_report(store: Store, folder: Path, run_id: str = RUN, change: Change
     run.data_docs.mkdir()
     (run.data_docs / "index.html").write_text("<html>all expectations</html>")
     report = change(_with_evidence(passed_report(), run))
-    plan = report.plan.model_copy(update={"run_id": run_id})
-    publish_run(report.model_copy(update={"run_id": run_id, "plan": plan}), run, store)
-    return read_run(store, plan.cell.id, run_id)
+    publish_run(changed(changed(report, run_id=run_id), "plan", run_id=run_id), run, store)
+    return read_run(store, report.plan.cell.id, run_id)
 
 
 def row_of(store: Store, cell: str = CELL) -> Row:
@@ -55,6 +54,10 @@ def approved(store: Store, run: PublishedRun, key: PrivateKey, now: datetime = N
     return approve(store, run, ADA, VALID_DAYS, key, now)
 
 
+def decided(store: Store, run: PublishedRun, wanted: Ruling = ADA, now: datetime = NOW) -> StoredDecision:
+    return make_decision(store, run, wanted, VALID_DAYS, now)
+
+
 def made_key(path: Path) -> PrivateKey:
     new_key(path)
     return private_key(path.read_text())
@@ -64,24 +67,27 @@ def with_gate(verdict: Verdict, waiver: Waiver | None = None, expired: Waiver | 
     """The first gate on the load with another verdict."""
 
     def change(report: Report) -> Report:
-        gates = [_changed(result, verdict, waiver, expired) for result in report.judgement.gates]
+        gates = [
+            changed(result, verdict=verdict, waiver=waiver, expired=expired) if result.gate.label == "ttft_p99_ms" else result
+            for result in report.judgement.gates
+        ]
         overall = next((result.counts_as for result in gates if result.counts_as != "pass"), "pass")
-        judgement = report.judgement.model_copy(update={"gates": gates, "verdict": overall})
-        return report.model_copy(update={"judgement": judgement})
+        return changed(report, "judgement", gates=gates, verdict=overall)
 
     return change
 
 
 def with_judgement(**changes: object) -> Change:
-    return lambda report: report.model_copy(update={"judgement": report.judgement.model_copy(update=changes)})
+    return lambda report: changed(report, "judgement", **changes)
+
+
+def of_plan(part: str = "", **changes: object) -> Change:
+    """The plan, or a part of it such as `cell.release`, with other values."""
+    return lambda report: changed(report, f"plan.{part}".rstrip("."), **changes)
 
 
 def of_variant(name: str) -> Change:
-    def change(report: Report) -> Report:
-        cell = report.plan.cell.model_copy(update={"variant": name})
-        return report.model_copy(update={"plan": report.plan.model_copy(update={"cell": cell})})
-
-    return change
+    return of_plan("cell", variant=name)
 
 
 def waiver(expires: date) -> Waiver:
@@ -96,17 +102,8 @@ def waiver(expires: date) -> Waiver:
     )
 
 
-def _changed(result: GateVerdict, verdict: Verdict, waiver: Waiver | None, expired: Waiver | None) -> GateVerdict:
-    if result.gate.label != "ttft_p99_ms":
-        return result
-    return result.model_copy(update={"verdict": verdict, "waiver": waiver, "expired": expired})
-
-
 def _with_evidence(report: Report, run: Run) -> Report:
-    stages = [
-        stage.model_copy(
-            update={"files": [describe(path, run.evidence) for path in sorted((run.evidence / stage.stage).iterdir())]}
-        )
-        for stage in report.stages
-    ]
-    return report.model_copy(update={"stages": stages})
+    def files(stage: str) -> list[EvidenceFile]:
+        return [describe(path, run.evidence) for path in sorted((run.evidence / stage).iterdir())]
+
+    return changed(report, stages=[changed(stage, files=files(stage.stage)) for stage in report.stages])

@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.approval.builder import CELL, approved, made_key, publish_report, waiver, with_gate
+from tests.approval.builder import CELL, approved, made_key, of_plan, publish_report, waiver, with_gate
+from tests.builders.changed import changed
 from tests.report.builder import image_report
 from vllm_qualify.approval.statement import STATEMENT_VERSION
 from vllm_qualify.approval.verify import export
@@ -20,13 +21,9 @@ from vllm_qualify.runs import publishing
 def of_an_image(report: Report) -> Report:
     """Of an image, with a waived gate."""
     report, under_test = with_gate("fail", waiver(date(2026, 5, 1)))(report), image_report().plan
-    changes = {
-        "cell": report.plan.cell.model_copy(update={"release": under_test.cell.release}),
-        "server": under_test.server.model_copy(update={"parts": report.plan.server.parts}),
-        "client": under_test.client,
-        "client_image": under_test.client_image,
-    }
-    return report.model_copy(update={"plan": report.plan.model_copy(update=changes)})
+    report = of_plan("cell", release=under_test.cell.release)(report)
+    server = changed(under_test.server, parts=report.plan.server.parts)
+    return of_plan(server=server, client=under_test.client, client_image=under_test.client_image)(report)
 
 
 def make(folder: Path, target: Path) -> None:

@@ -3,17 +3,15 @@
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from threading import Barrier, local
+from threading import Barrier
 
 import pytest
 
 from tests.approval.builder import (
     ADA,
-    BOB_REJECTS,
     CELL,
     EXPIRES,
     NEWER,
@@ -27,76 +25,29 @@ from tests.approval.builder import (
     row_of,
     with_gate,
 )
+from tests.approval.stores import Interrupted, KilledError, Mortal, pointer_of, rewrite
+from tests.builders.boards import TAKEN_BACK
 from tests.builders.wrapped_stores import Wrapped
 from tests.publish.conftest import RADOSGW
+from vllm_qualify.approval import layout
 from vllm_qualify.approval.actions import Approved, approve, reject, revoke
-from vllm_qualify.approval.decision import AUTOMATIC, ruling
-from vllm_qualify.approval.errors import DecidedError, OtherKeyError, OvertakenError, RevokedError, TamperedError
+from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling
+from vllm_qualify.approval.errors import OtherKeyError, OvertakenError, TamperedError
 from vllm_qualify.approval.index import index_problem, make_again, read_index, read_row, write_index
-from vllm_qualify.approval.layout import (
-    BOARD_KEY,
-    INDEX_KEY,
-    approval_key,
-    cell_index_key,
-    cell_page_key,
-    decision_key,
-    entry_key,
-    pointer_key,
-)
-from vllm_qualify.approval.pointer import read_pointer, revocation
+from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, approval_key, cell_index_key, pointer_key
+from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Index
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approval.verify import verify
-from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 
-TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
-
-
-class KilledError(Exception):
-    """The process was killed."""
-
-
-class Mortal(Wrapped):
-    """Dies at the n-th write: before it is made, or after it was and before anybody knows."""
-
-    def __init__(self, store: Store, dies_at: int, *, after: bool) -> None:
-        super().__init__(store)
-        self.left, self.after = dies_at, after
-        self.written: list[str] = []
-
-    def put_new(self, key: str, body: bytes, content_type: str) -> None:
-        with self._write(key):
-            super().put_new(key, body, content_type)
-
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        with self._write(key):
-            super().swap(key, body, content_type, tag)
-
-    @contextmanager
-    def _write(self, key: str) -> Iterator[None]:
-        self.left -= 1
-        if self.left == 0 and not self.after:
-            raise KilledError
-        yield
-        self.written.append(key)
-        if self.left == 0:
-            raise KilledError
-
-
-WRITES = [
-    decision_key(CELL, RUN),
-    approval_key(CELL, RUN),
-    pointer_key(CELL),
-    entry_key(CELL, RUN),
-    cell_index_key(CELL),
-    INDEX_KEY,
-    cell_page_key(CELL),
-    BOARD_KEY,
-]
+WRITES = [make_key(CELL, RUN) for make_key in (layout.decision_key, approval_key)]
+WRITES += [pointer_key(CELL), layout.entry_key(CELL, RUN)]
+WRITES += [cell_index_key(CELL), INDEX_KEY, layout.cell_page_key(CELL), BOARD_KEY]
 
 
 def approvals(store: Store) -> dict[str, bytes]:
@@ -110,22 +61,34 @@ def as_published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("published")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_QUALIFY_HOME", str(folder))
-        store = DirectoryStore(folder / "store")
-        for run_id in (OLDER, RUN):
-            publish_report(store, folder / "runs", run_id)
+        two_published((folder / "store").as_uri(), folder)
         yield folder
 
 
-def copied(folder: Path, to: Path) -> Path:
-    return Path(shutil.copytree(folder / "store", to))
+@pytest.fixture
+def two_runs(as_published: Path, tmp_path: Path) -> DirectoryStore:
+    """A copy, which the test may change."""
+    return copied(as_published, tmp_path / "store")
+
+
+def copied(folder: Path, to: Path) -> DirectoryStore:
+    return DirectoryStore(Path(shutil.copytree(folder / "store", to)))
 
 
 def run_in(store: Store, run_id: str = RUN) -> PublishedRun:
     return read_run(store, CELL, run_id)
 
 
-def test_the_order_of_writes(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 0, after=False)
+def killed(store: Store, key: PrivateKey, dies_at: int, *, after: bool = False, wanted: Ruling = ADA) -> Mortal:
+    """The store, once an approver was killed at one of these writes."""
+    mortal = Mortal(store, dies_at, after=after)
+    with pytest.raises(KilledError):
+        approve(mortal, run_in(mortal), wanted, VALID_DAYS, key, NOW)
+    return mortal
+
+
+def test_the_order_of_writes(two_runs: Store, key: PrivateKey) -> None:
+    store = Mortal(two_runs, 0, after=False)
     approved(store, run_in(store), key)
     assert store.written == WRITES
 
@@ -135,7 +98,7 @@ def test_the_order_of_writes(as_published: Path, tmp_path: Path, key: PrivateKey
 def test_a_crash_leaves_the_old_state_or_the_new_one_and_a_rerun_completes_it(
     as_published: Path, tmp_path: Path, key: PrivateKey, dies_at: int, after: bool
 ) -> None:
-    whole, store = (DirectoryStore(copied(as_published, tmp_path / name)) for name in ("whole", "store"))
+    whole, store = (copied(as_published, tmp_path / name) for name in ("whole", "store"))
     check_a_crash(whole, store, key, dies_at, after=after)
 
 
@@ -157,15 +120,13 @@ def two_published(url: str, folder: Path) -> Store:
 
 
 def check_a_crash(whole: Store, store: Store, key: PrivateKey, dies_at: int, *, after: bool) -> None:
-    mortal = Mortal(store, dies_at, after=after)
     for each in (whole, store):
         if not each.exists(pointer_key(CELL)):
             approved(each, run_in(each, OLDER), key)
     before = store.get(pointer_key(CELL))
     approved(whole, run_in(whole), key)
 
-    with pytest.raises(KilledError):
-        approved(mortal, run_in(mortal), key)
+    mortal = killed(store, key, dies_at, after=after)
     assert mortal.get(pointer_key(CELL)) in (before, whole.get(pointer_key(CELL)))
     named = verify(mortal, CELL, [key.public_key], NOW)
     assert named.run_id == (RUN if (dies_at, after) >= (3, True) else OLDER)
@@ -174,109 +135,64 @@ def check_a_crash(whole: Store, store: Store, key: PrivateKey, dies_at: int, *, 
     assert verify(mortal, CELL, [key.public_key], NOW).run_id == RUN
 
 
-def test_a_rerun_on_another_day_goes_on_with_the_decision(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 2, after=False)
-    with pytest.raises(KilledError):
-        approved(store, run_in(store), key)
+def test_a_rerun_on_another_day_goes_on_with_the_decision(two_runs: Store, key: PrivateKey) -> None:
+    store = killed(two_runs, key, 2)
     done = approved(store, run_in(store), key, NOW + timedelta(days=30))
     assert (done.decision.at, done.decision.expires) == (NOW, EXPIRES)
     assert (done.pointer.last.at, done.pointer.last.expires) == (NOW, EXPIRES)
 
 
-def test_a_second_call_changes_nothing(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+def test_a_second_call_changes_nothing_and_another_key_is_reported(
+    store: Store, run: PublishedRun, key: PrivateKey, other_key: PrivateKey
+) -> None:
     first = approved(store, run, key)
     before = approvals(store)
     assert approved(store, run, key, NOW + timedelta(days=1)) == first
-    assert approvals(store) == before
-
-
-def test_a_rerun_with_another_key_is_reported(store: Store, run: PublishedRun, key: PrivateKey, other_key: PrivateKey) -> None:
-    approved(store, run, key)
-    before = approvals(store)
     with pytest.raises(OtherKeyError, match=f"signed by key {key.public_key.keyid[:16]}"):
         approved(store, run, other_key)
     assert approvals(store) == before
 
 
-def test_an_approval_of_something_else_in_its_place_is_reported(
-    as_published: Path, tmp_path: Path, store: Store, key: PrivateKey
-) -> None:
-    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "copy")), 3, after=False)
-    with pytest.raises(KilledError):
-        approved(store, run_in(store), key)
-    other = DirectoryStore(copied(as_published, tmp_path / "other"))
+def test_an_approval_of_something_else_in_its_place_is_reported(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
+    store, other = killed(copied(as_published, tmp_path / "copy"), key, 3), copied(as_published, tmp_path / "other")
     approved(other, run_in(other), key, NOW + timedelta(hours=1))
-    path = Path(store.locate(approval_key(CELL, RUN)))
-    path.unlink()
-    path.write_bytes(other.get(approval_key(CELL, RUN)))
+    rewrite(store, approval_key(CELL, RUN), other.get(approval_key(CELL, RUN)))
     with pytest.raises(TamperedError, match="states something else"):
         approved(store, run_in(store), key)
     assert read_pointer(store, CELL) is None
 
 
-def test_a_failed_report_leaves_nothing(store: Store, tmp_path: Path, key: PrivateKey) -> None:
-    run = publish_report(store, tmp_path, change=with_gate("fail"))
-    before = approvals(store)
-    with pytest.raises(CallerError, match="cannot be approved"):
-        approved(store, run, key)
-    assert approvals(store) == before
-
-
-def test_an_older_report_leaves_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    approved(store, run_in(store, RUN), key)
-    before = approvals(store)
+def test_an_older_report_leaves_nothing(two_runs: Store, key: PrivateKey) -> None:
+    approved(two_runs, run_in(two_runs, RUN), key)
+    before = approvals(two_runs)
     with pytest.raises(OvertakenError, match=f"run {OLDER} is older than run {RUN}"):
-        approved(store, run_in(store, OLDER), key)
-    assert approvals(store) == before
-
-
-def test_a_rejected_run_is_not_approved(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    done = reject(store, run, BOB_REJECTS, NOW)
-    assert (done.decision.done, done.index_problem) == ("rejected by Bob on 2026-03-14", None)
-    assert row_of(store).reports[0].standing == "rejected"
-    with pytest.raises(DecidedError, match="already rejected by Bob"):
-        approved(store, run, key)
-    with pytest.raises(DecidedError, match="already rejected by Bob"):
-        approve(store, run, AUTOMATIC, VALID_DAYS, key, NOW)
-    assert read_pointer(store, CELL) is None
+        approved(two_runs, run_in(two_runs, OLDER), key)
+    assert approvals(two_runs) == before
 
 
 def test_each_verdict_has_its_own_call(store: Store, run: PublishedRun, key: PrivateKey) -> None:
     with pytest.raises(ValueError, match="approves nothing"):
-        approve(store, run, BOB_REJECTS, VALID_DAYS, key, NOW)
+        approve(store, run, ruling("reject", "Bob", "it is slow"), VALID_DAYS, key, NOW)
     with pytest.raises(ValueError, match="rejects nothing"):
         reject(store, run, ADA, NOW)
 
 
-def test_anybody_completes_what_the_recipe_began(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = Mortal(DirectoryStore(copied(as_published, tmp_path / "store")), 2, after=False)
-    with pytest.raises(KilledError):
-        approve(store, run_in(store), AUTOMATIC, VALID_DAYS, key, NOW)
+def test_anybody_completes_what_the_recipe_began(two_runs: Store, key: PrivateKey) -> None:
+    store = killed(two_runs, key, 2, wanted=AUTOMATIC)
     done = approved(store, run_in(store), key)
     assert (done.decision.by, done.pointer.last.by) == ("recipe", "recipe")
     assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
 
 
-def test_an_index_that_cannot_be_written_holds_up_nothing(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    path = Path(store.locate(cell_index_key(CELL)))
-    path.chmod(0o644)
-    path.write_bytes(b"no index")
-    done = approved(store, run_in(store), key)
+def test_an_index_that_cannot_be_written_holds_up_nothing(two_runs: Store, key: PrivateKey) -> None:
+    rewrite(two_runs, cell_index_key(CELL), b"no index")
+    done = approved(two_runs, run_in(two_runs), key)
     assert "the index is not up to date" in (done.index_problem or "")
-    assert verify(store, CELL, [key.public_key], NOW).run_id == RUN
-    assert "not up to date" in (revoke(store, CELL, None, TAKEN_BACK).index_problem or "")
-    path.unlink()
-    assert index_problem(store, CELL) is None
-    assert row_of(store).last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
-
-
-def test_a_revoked_approval_cannot_be_given_again(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    approved(store, run, key)
-    assert revoke(store, CELL, None, TAKEN_BACK).pointer.last.revoked == TAKEN_BACK
-    with pytest.raises(RevokedError, match="revoked by Grace"):
-        approved(store, run, key)
+    assert verify(two_runs, CELL, [key.public_key], NOW).run_id == RUN
+    assert "not up to date" in (revoke(two_runs, CELL, None, TAKEN_BACK).index_problem or "")
+    Path(two_runs.locate(cell_index_key(CELL))).unlink()
+    assert index_problem(two_runs, CELL) is None
+    assert row_of(two_runs).last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
 
 
 class Together(Wrapped):
@@ -285,7 +201,6 @@ class Together(Wrapped):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.all_read = Barrier(1)
-        self.mine = local()
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         if key == pointer_key(CELL):
@@ -339,47 +254,42 @@ def attempt(store: Store, run: PublishedRun, by: str, key: PrivateKey) -> Approv
         return error
 
 
-def test_the_index_shows_each_cells_last_approval_and_newest_reports(
-    as_published: Path, tmp_path: Path, key: PrivateKey
-) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    row = row_of(store)
+def test_the_index_shows_each_cells_last_approval_and_newest_reports(two_runs: Store, key: PrivateKey) -> None:
+    row = row_of(two_runs)
     assert (row.cell, row.last) == (CELL, None)
     assert [(line.run_id, line.outcome) for line in row.reports] == [(RUN, "passed"), (OLDER, "passed")]
     assert row.reports[0].started_at == datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 
-    done = approved(store, run_in(store, OLDER), key)
-    assert row_of(store).last == done.pointer.last
-    done = approved(store, run_in(store), key)
-    revoke(store, CELL, RUN, TAKEN_BACK)
-    row = row_of(store)
+    done = approved(two_runs, run_in(two_runs, OLDER), key)
+    assert row_of(two_runs).last == done.pointer.last
+    done = approved(two_runs, run_in(two_runs), key)
+    revoke(two_runs, CELL, RUN, TAKEN_BACK)
+    row = row_of(two_runs)
     assert row.last == done.pointer.last.model_copy(update={"revoked": TAKEN_BACK})
 
 
-def test_the_indexes_can_be_made_again(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    publish_report(store, tmp_path / "runs", NEWER, with_gate("fail"))
-    approved(store, run_in(store), key)
-    before, row = read_index(store), row_of(store)
+def test_the_indexes_can_be_made_again(two_runs: Store, tmp_path: Path, key: PrivateKey) -> None:
+    publish_report(two_runs, tmp_path / "runs", NEWER, with_gate("fail"))
+    approved(two_runs, run_in(two_runs), key)
+    before, row = read_index(two_runs), row_of(two_runs)
     for name in (INDEX_KEY, cell_index_key(CELL)):
-        Path(store.locate(name)).unlink()
-    made = make_again(store, CELL)
+        Path(two_runs.locate(name)).unlink()
+    made = make_again(two_runs, CELL)
     assert made.model_copy(update={"revision": row.revision}) == row
     assert made.revision > row.revision
-    assert write_index(store).cells == [before.cells[0].model_copy(update={"revision": made.revision})]
+    assert write_index(two_runs).cells == [before.cells[0].model_copy(update={"revision": made.revision})]
     assert [line.outcome for line in row.reports] == ["not passed", "passed", "passed"]
 
 
-def test_only_what_changed_is_written(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    before = approvals(store)
-    make_again(store, CELL)
-    write_index(store)
-    assert index_problem(store, CELL) is None
-    assert approvals(store) == before
-    revision = read_index(store).revision
-    approved(store, run_in(store), key)
-    assert write_index(store).revision == revision + 1
+def test_only_what_changed_is_written(two_runs: Store, key: PrivateKey) -> None:
+    before = approvals(two_runs)
+    make_again(two_runs, CELL)
+    write_index(two_runs)
+    assert index_problem(two_runs, CELL) is None
+    assert approvals(two_runs) == before
+    revision = read_index(two_runs).revision
+    approved(two_runs, run_in(two_runs), key)
+    assert write_index(two_runs).revision == revision + 1
 
 
 def test_an_index_of_nothing(store: Store) -> None:
@@ -388,43 +298,30 @@ def test_an_index_of_nothing(store: Store) -> None:
     assert store.exists(INDEX_KEY)
 
 
-def test_a_row_is_added_beside_those_of_other_cells(as_published: Path, tmp_path: Path) -> None:
+def test_a_row_is_added_beside_those_of_other_cells(two_runs: Store, tmp_path: Path) -> None:
     """Without reading what they are made of."""
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
-    before = read_index(store).cells
+    before = read_index(two_runs).cells
     for name in (f"reports/{CELL}/{RUN}/manifest.json", cell_index_key(CELL)):
-        Path(store.locate(name)).unlink()
-    publish_report(store, tmp_path / "runs", NEWER, of_variant("bf16"))
-    bf16, fp8 = read_index(store).cells
+        Path(two_runs.locate(name)).unlink()
+    publish_report(two_runs, tmp_path / "runs", NEWER, of_variant("bf16"))
+    bf16, fp8 = read_index(two_runs).cells
     assert ([fp8], bf16.cell) == (before, CELL.replace("fp8", "bf16"))
     assert [line.run_id for line in bf16.reports] == [NEWER]
 
 
-def test_what_changes_while_an_index_is_made_is_in_it(as_published: Path, tmp_path: Path, key: PrivateKey) -> None:
-    class Meddled(DirectoryStore):
-        is_meddled = False
-
-        def swap(self, key_: str, body: bytes, content_type: str, tag: str | None) -> None:
-            if not self.is_meddled:
-                self.is_meddled = True
-                approved(DirectoryStore(tmp_path / "store"), run_in(self), key)
-            super().swap(key_, body, content_type, tag)
-
-    store = Meddled(copied(as_published, tmp_path / "store"))
-    Path(store.locate(cell_index_key(CELL))).unlink()
-    row = make_again(store, CELL)
-    assert row.last is not None
-    assert row.last.run_id == RUN
-    assert row_of(store) == row
+def test_what_changes_while_an_index_is_made_is_in_it(two_runs: Store, key: PrivateKey) -> None:
+    Path(two_runs.locate(cell_index_key(CELL))).unlink()
+    row = make_again(Interrupted(two_runs, lambda: approved(two_runs, run_in(two_runs), key)), CELL)
+    assert row.last == pointer_of(two_runs).last
+    assert row_of(two_runs) == row
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"index_version": 2}'])
-def test_what_is_no_index_is_reported(as_published: Path, tmp_path: Path, body: bytes) -> None:
-    store = DirectoryStore(copied(as_published, tmp_path / "store"))
+def test_what_is_no_index_is_reported(two_runs: Store, body: bytes) -> None:
     for name, read in ((INDEX_KEY, read_index), (cell_index_key(CELL), partial(read_row, cell=CELL))):
-        store.swap(name, body, "application/json", store.read(name).tag)
+        two_runs.swap(name, body, "application/json", two_runs.read(name).tag)
         with pytest.raises(StoreError, match="not an index"):
-            read(store)
+            read(two_runs)
 
 
 def test_an_approval_has_the_days_it_was_given(store: Store, run: PublishedRun, key: PrivateKey) -> None:

@@ -6,23 +6,24 @@ import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.approval.builder import ADA, CELL, NEWER, NOW, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, of_variant, publish_report, row_of, with_gate
+from tests.approval.stores import Interrupted, rewrite
 from tests.builders.boards import BEGAN, TAKEN_BACK, Page, cell_page_of, entry, large_row, line
 from tests.builders.wrapped_stores import Wrapped
 from tests.report.builder import CONTROL, IMAGE, SCRIPT
-from vllm_qualify.approval.actions import approve, revoke
+from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.board import NEVER, BoardState, board_revision, render_board, write_board
 from vllm_qualify.approval.cell_page import render_cell_page, write_cell_page
 from vllm_qualify.approval.index import index_problem, make_again, read_index, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
 from vllm_qualify.approval.published import PublishedRun
-from vllm_qualify.approval.row import Brief, Index, Row, Standing, brief
+from vllm_qualify.approval.row import Index, Row, Standing, brief
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import Interval
@@ -33,6 +34,7 @@ from vllm_qualify.secrets import plain
 
 PAGE = f"cells/{CELL}/index.html"
 TO_ROOT = "../../../../../"
+OTHER = CELL.replace("fp8", "bf16")
 CLOSING = "</script></style><!--"
 LINES = "\u2028\u2029"
 
@@ -75,10 +77,11 @@ def test_what_became_of_a_newer_report_stands_beside_the_approval(standing: Stan
     assert page.links == [PAGE, f"reports/{CELL}/{RUN}/report.html", f"reports/{CELL}/{NEWER}/report.html"]
 
 
-def test_without_its_script_the_page_has_dates_and_names() -> None:
-    summary = Summary(engine="vllm", engine_version="0.32.0")
-    columns = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved", summary=summary)])))
+def test_without_its_script_the_page_has_dates_and_names_and_what_is_missing() -> None:
+    columns = shown(page_of(Row(cell=CELL, last=entry(), reports=[line(standing="approved")])))
     assert columns[5:] == ["vLLM 0.32.0", "2026-03-14by Ada", "2026-06-12", "2026-03-14"]
+    columns = shown(page_of(Row(cell=CELL, reports=[])))
+    assert columns[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
 
 
 @pytest.mark.parametrize(("number", "said"), [(None, ""), (1, ""), (3, "try 3")])
@@ -96,11 +99,6 @@ def test_the_engine_is_that_of_what_the_state_is_about() -> None:
     assert shown(page_of(Row(cell=CELL, reports=reports)))[5] == "vLLM 0.32.0"
 
 
-def test_what_is_missing_is_said_to_be() -> None:
-    columns = shown(page_of(Row(cell=CELL, reports=[])))
-    assert columns[5:8] == ["— (not reported)", "— (never approved)", "— (never approved)"]
-
-
 def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> None:
     cells = ["tiny/bf16/h100/chat", "tiny/bf16/h200/batch", "tiny/fp8/b200/chat", "other/bf16/cpu/chat"]
     page = page_of(*(Row(cell=cell, reports=[line()]) for cell in cells))
@@ -111,8 +109,7 @@ def test_what_was_never_qualified_is_shown_where_the_variant_has_its_like() -> N
 
 
 def test_the_script_gets_each_cell_in_order() -> None:
-    summary = Summary(engine="vllm", engine_version="0.32.0")
-    row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved", summary=summary)])
+    row = Row(cell=CELL, revision=7, last=entry(), reports=[line(NEWER), line(standing="approved")])
     [expected] = [attributes for attributes in page_of(row).all("tr") if "data-row" in attributes]
     assert (expected["data-cell"], expected["data-revision"]) == (CELL, "7")
     state, newer, by, expires, engines, started_s, runs = json.loads(str(expected["data-row"]))
@@ -121,12 +118,10 @@ def test_the_script_gets_each_cell_in_order() -> None:
 
 
 def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
-    score = Score(
-        metric="exact_match (gsm8k, strict-match)", value=0.8339651250947688, interval=Interval(lower=0.81, upper=0.85)
-    )
-    summary = Summary(
-        engine="vllm", engine_version="0.32.0", image="vllm:v0.32.0", gpus=8, score=score, output_tok_s_per_gpu=1576.04999
-    )
+    metric, interval = "exact_match (gsm8k, strict-match)", Interval(lower=0.81, upper=0.85)
+    score = Score(metric=metric, value=0.8339651250947688, interval=interval)
+    figures = {"image": "vllm:v0.32.0", "gpus": 8, "score": score, "output_tok_s_per_gpu": 1576.04999}
+    summary = Summary(engine="vllm", engine_version="0.32.0", **figures)
     standing = "approved by Ada on 2026-03-14"
     reports = [line(NEWER), line(standing="approved", told=standing, summary=summary)]
     page = cell_page_of(Row(cell=CELL, last=entry(), reports=reports))
@@ -134,14 +129,14 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     assert (page.data["expires"], page.data["last"]) == ("2026-06-12", RUN)
     first, second = page.data["runs"]
     assert (first[0], texts[first[1]], first[2:]) == (NEWER, "vLLM 0.32.0", [None] * 5)
-    assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", score.metric])
+    assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", metric])
     assert second[3:] == [0.83397, 0.81, 0.85, 1576.0]
     untrusted = "— (none that can be trusted: see the report)"
     bare, whole = page.rows[1:]
     assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "vLLM 0.32.0"]
     assert bare[3:] == ["— (no image)", untrusted, untrusted, "— (no GPU)"]
     assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{standing}", "vLLM 0.32.0", "vllm:v0.32.0"]
-    assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{score.metric}", "1,576 tok/s", "8"]
+    assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{metric}", "1,576 tok/s", "8"]
     assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
 
 
@@ -150,11 +145,9 @@ def test_links_lead_to_what_was_published(store: Store, tmp_path: Path, key: Pri
     publish_report(store, tmp_path, RUN, with_gate("fail"))
     publish_report(store, tmp_path, NEWER, of_variant("bf16"))
     path = Path(store.locate(BOARD_KEY))
-    reader = Page(path.read_text())
-    other = CELL.replace("fp8", "bf16")
-    assert reader.links == [
-        f"cells/{other}/index.html",
-        f"reports/{other}/{NEWER}/report.html",
+    assert Page(path.read_text()).links == [
+        f"cells/{OTHER}/index.html",
+        f"reports/{OTHER}/{NEWER}/report.html",
         PAGE,
         f"reports/{CELL}/{OLDER}/report.html",
         f"reports/{CELL}/{RUN}/report.html",
@@ -259,7 +252,6 @@ def test_2000_cells_are_a_small_page() -> None:
 # --- its colours
 
 
-@cache
 def colours(text: str) -> tuple[dict[str, str], dict[str, str]]:
     """By name, in the light and in the dark."""
     themes = [
@@ -269,13 +261,9 @@ def colours(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return light, light | dark
 
 
-def board_colours() -> tuple[dict[str, str], dict[str, str]]:
-    return colours(page_of().inside["style"][0])
-
-
 def test_the_colours_are_those_of_the_reports_page() -> None:
     theirs = colours(Path(report_page.__file__).with_name("page.css").read_text())
-    for board, report in zip(board_colours(), theirs, strict=True):
+    for board, report in zip(colours(page_of().inside["style"][0]), theirs, strict=True):
         assert board == {name: report[name] for name in board}
 
 
@@ -286,29 +274,11 @@ def index_of(revision: int) -> Index:
     return Index(revision=revision, cells=[brief(Row(cell=CELL, revision=revision, reports=[line(f"run-{revision}")]))])
 
 
-class Interrupted(Wrapped):
-    """Lets something happen between the reading of the board and its first swap."""
-
-    def __init__(self, store: Store, meanwhile: Callable[[], None]) -> None:
-        super().__init__(store)
-        self.meanwhile: Callable[[], None] | None = meanwhile
-
-    def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
-        if self.meanwhile:
-            meanwhile, self.meanwhile = self.meanwhile, None
-            meanwhile()
-        super().swap(key, body, content_type, tag)
-
-
-def test_a_board_tells_the_revision_that_it_shows(store: Store) -> None:
+@pytest.mark.parametrize("revision", [2, 3])
+def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
     assert board_revision(store) == 0
     write_board(store, index_of(3))
     assert board_revision(store) == 3
-
-
-@pytest.mark.parametrize("revision", [2, 3])
-def test_an_older_index_writes_nothing(store: Store, revision: int) -> None:
-    write_board(store, index_of(3))
     before = store.read(BOARD_KEY)
     write_board(store, index_of(revision).model_copy(update={"cells": []}))
     assert store.read(BOARD_KEY) == before
@@ -329,9 +299,6 @@ def test_of_many_writers_the_newest_index_stays(store: Store) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda revision: write_board(store, index_of(revision)), revisions))
     assert store.get(BOARD_KEY).decode() == render_board(index_of(40))
-
-
-OTHER = CELL.replace("fp8", "bf16")
 
 
 def row_at(revision: int, cell: str = CELL) -> Row:
@@ -381,19 +348,15 @@ def test_a_row_stays_until_its_cell_changes(store: Store) -> None:
     store.swap(BOARD_KEY, seen, "text/html", before.tag)
     write_board(store, index_at(2, 2))
     drawn = store.get(BOARD_KEY)
-    assert (drawn.count(b">seen<"), drawn.count(b">llama-3.1-8b<"), drawn.count(b"run-2")) == (
-        1,
-        1,
-        before.body.count(b"run-1") // 2,
-    )
+    assert (drawn.count(b">seen<"), drawn.count(b">llama-3.1-8b<")) == (1, 1)
+    assert drawn.count(b"run-2") == before.body.count(b"run-1") // 2
 
 
 @pytest.mark.parametrize("there", [1, 2], ids=["not the one before", "the one before"])
 def test_a_board_with_one_new_row_is_the_board_as_a_whole(store: Store, there: int) -> None:
     write_board(store, index_at(there, 1))
     write_board(store, index_at(3, 7))
-    index = index_at(3, 7)
-    assert store.get(BOARD_KEY).decode() == render_board(index)
+    assert store.get(BOARD_KEY).decode() == render_board(index_at(3, 7))
 
 
 def test_a_board_with_several_new_rows_is_the_board_as_a_whole(store: Store) -> None:
@@ -449,26 +412,20 @@ def test_a_board_that_another_is_about_to_draw_is_waited_for(store: Store) -> No
     assert (counting.reads, counting.written) == (3, 0)
 
 
-def test_a_board_that_another_left_undrawn_is_drawn(store: Store) -> None:
-    write_board(store, index_at(1, 1))
-    for revision in (2, 4):
-        counting = Counting(store)
-        write_board(counting, index_at(revision, revision), after=revision)
-        assert (counting.reads, counting.written) == (7, 1)
-        assert store.get(BOARD_KEY).decode() == render_board(index_at(revision, revision))
-
-
-def test_nothing_is_waited_for_if_the_board_is_the_one_before(store: Store) -> None:
+@pytest.mark.parametrize(("revision", "after", "reads"), [(2, 2, 7), (4, 4, 7), (2, 1, 1)])
+def test_a_board_that_another_left_undrawn_is_drawn(store: Store, revision: int, after: int, reads: int) -> None:
+    """Nothing is waited for if the board is the one before."""
     write_board(store, index_at(1, 1))
     counting = Counting(store)
-    write_board(counting, index_at(2, 2), after=1)
-    assert (counting.reads, counting.written) == (1, 1)
+    write_board(counting, index_at(revision, revision), after=after)
+    assert (counting.reads, counting.written) == (reads, 1)
+    assert store.get(BOARD_KEY).decode() == render_board(index_at(revision, revision))
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda page: re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', page),
+        lambda page: re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', page).replace(b">llama-3.1-8b<", b">seen<"),
         lambda page: page.replace(b"</tbody>", b"", 1),
         lambda page: b"\n".join(line for line in page.split(b"\n") for _ in range(1 + line.startswith(b"<tr data-cell"))),
         lambda page: b"\n".join(line for line in page.split(b"\n") if not line.startswith(b"<tr data-cell")),
@@ -482,28 +439,14 @@ def test_a_board_that_somebody_changed_gets_no_new_row_but_is_drawn_anew(store: 
     assert spoil(before.body) != before.body
     store.swap(BOARD_KEY, spoil(before.body), "text/html", before.tag)
     write_board(store, index_at(2, 2))
-    index = index_at(2, 2)
-    assert store.get(BOARD_KEY).decode() == render_board(index)
-
-
-def test_of_a_board_of_another_version_nothing_stays(store: Store) -> None:
-    write_board(store, index_at(1, 1))
-    before = store.read(BOARD_KEY)
-    other = re.sub(rb'data-form="[0-9a-f]+"', b'data-form="0"', before.body).replace(b">llama-3.1-8b<", b">seen<")
-    store.swap(BOARD_KEY, other, "text/html", before.tag)
-    write_board(store, index_at(2, 2))
-    assert b">seen<" not in store.get(BOARD_KEY)
-
-
-def brief_of(cell: str, revision: int = 1) -> Brief:
-    return brief(Row(cell=cell, revision=revision, reports=[line()]))
+    assert store.get(BOARD_KEY).decode() == render_board(index_at(2, 2))
 
 
 @pytest.mark.parametrize("known", [(), ("b/b/b/b",), ("a/b/b/b", "b/b/b/b", "c/b/b/b", "c/b/b/b-2")], ids=len)
 @pytest.mark.parametrize("cell", ["a/a/a/a", "b/b/b/b", "b/b/b/b.1", "c/b/b/b", "c/b/b/b-2", "d/d/d/d"])
 def test_an_index_gets_a_new_row_in_its_place(known: tuple[str, ...], cell: str) -> None:
-    before = Index(revision=3, cells=[brief_of(name) for name in known])
-    changed = before.with_row(brief_of(cell, 5))
+    before = Index(revision=3, cells=[brief(Row(cell=name, revision=1, reports=[line()])) for name in known])
+    changed = before.with_row(brief(Row(cell=cell, revision=5, reports=[line()])))
     assert [changed.revision_of(name) for name in (cell, "e/e/e/e")] == [5, None]
     assert [row.cell for row in changed.cells] == sorted({*known, cell})
     assert [row for row in changed.cells if row.cell != cell] == [row for row in before.cells if row.cell != cell]
@@ -525,14 +468,13 @@ def test_a_board_that_changes_all_the_time_is_reported(store: Store) -> None:
 
 
 def test_somebody_elses_page_is_left_alone(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    path = Path(store.locate(BOARD_KEY))
-    path.unlink()
-    path.write_bytes(b"<!doctype html><title>Our bucket</title>")
+    ours = b"<!doctype html><title>Our bucket</title>"
+    rewrite(store, BOARD_KEY, ours)
     with pytest.raises(StoreError, match="not a board"):
         write_board(store, index_of(9))
     done = approved(store, run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
-    assert path.read_bytes() == b"<!doctype html><title>Our bucket</title>"
+    assert store.get(BOARD_KEY) == ours
     assert row_of(store).last == done.pointer.last
 
 
@@ -553,20 +495,19 @@ def board_is_up_to_date(store: Store) -> bool:
 
 
 def test_the_board_follows_each_step(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    assert board_is_up_to_date(store)
-    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "waiting for a decision"
-    approved(store, run, key)
-    assert board_is_up_to_date(store)
-    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "approved"
-    revoke(store, CELL, None, TAKEN_BACK)
-    assert board_is_up_to_date(store)
-    assert shown(Page(store.get(BOARD_KEY).decode()))[4] == "revoked"
+    steps: dict[str, Callable[[], object]] = {
+        "waiting for a decision": lambda: run,
+        "approved": lambda: approved(store, run, key),
+        "revoked": lambda: revoke(store, CELL, None, TAKEN_BACK),
+    }
+    for state, step in steps.items():
+        step()
+        assert board_is_up_to_date(store)
+        assert shown(Page(store.get(BOARD_KEY).decode()))[4] == state
 
 
-def test_a_board_that_could_not_be_written_is_made_up_for_by_the_next_time(
-    store: Store, run: PublishedRun, key: PrivateKey
-) -> None:
-    done = approve(Failing(store), run, ADA, 90, key, NOW)
+def test_a_board_that_could_not_be_written_is_made_up_for_by_the_next(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    done = approved(Failing(store), run, key)
     assert (done.index_problem or "").startswith("the board is not up to date: ")
     assert "the disk is full" in (done.index_problem or "")
     assert not board_is_up_to_date(store)
@@ -585,8 +526,8 @@ def test_an_index_that_was_deleted_goes_on_from_the_boards_revision(store: Store
     assert board_is_up_to_date(store)
 
 
-def test_a_board_that_was_deleted_is_drawn_again(store: Store, run: PublishedRun) -> None:
-    assert run.run_id == RUN
+@pytest.mark.usefixtures("run")
+def test_a_board_that_was_deleted_is_drawn_again(store: Store) -> None:
     for name in (BOARD_KEY, cell_page_key(CELL)):
         Path(store.locate(name)).unlink()
     make_again(store, CELL)

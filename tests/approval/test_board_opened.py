@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import boto3
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -14,7 +13,7 @@ from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report
 from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
 from tests.builders.boards import TAKEN_BACK, entry, large_row, line
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
-from tests.s3 import BUCKET, Settings
+from tests.s3 import BUCKET, Settings, client_of
 from vllm_qualify.approval.board import render_board
 from vllm_qualify.approval.cell_page import render_cell_page
 from vllm_qualify.approval.row import Index, Row, brief
@@ -106,20 +105,16 @@ def test_it_opens_without_a_network_an_error_or_a_request(opened: Open, board: P
     assert faults == []
 
 
+@pytest.mark.parametrize(("file", "name"), [("board", "board"), ("llamas", "cell")], ids=["board", "cell"])
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_it_keeps_nobody_out(opened: Open, board: Path, width: int, scheme: Scheme) -> None:
+def test_it_keeps_nobody_out(
+    opened: Open, request: pytest.FixtureRequest, file: str, name: str, width: int, scheme: Scheme
+) -> None:
     """As far as axe can tell."""
-    page, _ = opened(board, width, scheme)
-    assert barriers(page) == ""
-    photograph(page, f"board-{width}-{scheme}")
-
-
-@pytest.mark.parametrize(("width", "scheme"), LOOKS)
-def test_the_page_of_a_cell_keeps_nobody_out(opened: Open, llamas: Path, width: int, scheme: Scheme) -> None:
-    page, faults = opened(llamas, width, scheme)
+    page, faults = opened(request.getfixturevalue(file), width, scheme)
     assert barriers(page) == ""
     assert faults == []
-    photograph(page, f"cell-{width}-{scheme}")
+    photograph(page, f"{name}-{width}-{scheme}")
 
 
 @pytest.mark.parametrize("file", ["board", "llamas"])
@@ -143,6 +138,8 @@ def test_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
     assert states["qwen-2.5-7b"] == "expired"
     assert states["llama-3.1-8b"].split("\n") == ["approved", "newer report: not passed"]
     assert page.get_by_text(DAYS_LEFT).is_visible()
+    page, _ = opened(board.parent / "cells" / QWEN / "index.html", WIDE)
+    assert page.locator("td.state").all_inner_texts() == ["expired"]
 
 
 # --- filters and histories
@@ -214,11 +211,6 @@ def test_without_its_script_the_reports_of_a_cell_are_reported(opened: Open, lla
     assert page.locator("td.state").all_inner_texts()[1].split("\n") == ["approved", "approved by Ada"]
 
 
-def test_on_the_page_of_a_cell_an_approval_has_expired_on_its_day(opened: Open, board: Path) -> None:
-    page, _ = opened(board.parent / "cells" / QWEN / "index.html", WIDE)
-    assert page.locator("td.state").all_inner_texts() == ["expired"]
-
-
 def test_no_name_breaks_out_of_the_page_of_a_cell(opened: Open, board: Path) -> None:
     page, faults = opened(board.parent / "cells/x/y/b200/z/index.html", WIDE)
     assert page.get_by_text(SCRIPT).count() > 0
@@ -263,13 +255,7 @@ def published(radosgw_url: str, radosgw_settings: Settings, tmp_path: Path) -> I
     store = open_store(radosgw_url)
     publish_report(store, tmp_path / "runs")
     prefix = radosgw_url.removeprefix(f"s3://{BUCKET}/")
-    client = boto3.client(
-        "s3",
-        endpoint_url=radosgw_settings["AWS_ENDPOINT_URL"],
-        aws_access_key_id=radosgw_settings["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=radosgw_settings["AWS_SECRET_ACCESS_KEY"],
-        region_name=radosgw_settings["AWS_DEFAULT_REGION"],
-    )
+    client = client_of(radosgw_settings)
     allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{BUCKET}/{prefix}/*"}
     client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [allowed]}))
     yield f"{radosgw_settings['AWS_ENDPOINT_URL']}/{BUCKET}/{prefix}"

@@ -1,22 +1,19 @@
 """The chain on a cell's page: what it draws of the approved runs, without a script, and where its figures come from."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, NEWER, OLDER, RUN, Change, approved, made_key, publish_report, row_of
-from tests.builders.boards import Page, cell_page_of
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, made_key, of_plan, publish_report, row_of
+from tests.builders.boards import TAKEN_BACK, cell_page_of
 from tests.report.builder import SCRIPT
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.chain_chart import HEIGHT, TOP, chart_of
 from vllm_qualify.approval.index import LINKS_SHOWN, make_again
-from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.row import ChainLink, Row
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.publish.bundle import Score
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.report.model import Report
 
 
 def score(value: float, metric: str = "exact_match (gsm8k, strict-match)") -> Score:
@@ -77,7 +74,7 @@ def test_the_anchor_is_that_of_the_newest_approved_run(links: list[ChainLink], a
 def test_the_page_draws_it_itself_and_no_text_breaks_out() -> None:
     hostile = FIRST.model_copy(update={"run_id": f'{SCRIPT}"', "score": score(0.92, f"{SCRIPT}</svg>")})
     same = SECOND.model_copy(update={"score": score(0.9, f"{SCRIPT}</svg>"), "anchor": hostile.run_id})
-    page: Page = cell_page_of(chained(hostile, same))
+    page = cell_page_of(chained(hostile, same))
     assert [len(page.all(tag)) for tag in ("svg", "circle")] == [1, 2]
     assert any(line.get("stroke-dasharray") for line in page.all("line"))
     # The page's data and its own script.
@@ -88,30 +85,17 @@ def test_the_page_draws_it_itself_and_no_text_breaks_out() -> None:
 # --- from what is stored
 
 
-def established(report: Report) -> Report:
-    return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
-
-
-def as_it_is(report: Report) -> Report:
-    return report
-
-
-def ids(count: int) -> list[str]:
-    return [f"20260314T09{number // 60:02}{number % 60:02}Z-5f3d19" for number in range(count)]
-
-
 @pytest.mark.thorough
 def test_it_has_all_approved_baselines_and_the_newest_others(tmp_path: Path) -> None:
     store, key = DirectoryStore(tmp_path / "store"), made_key(tmp_path / "key.pem")
-    runs = ids(LINKS_SHOWN + 3)
+    runs = [f"20260314T0900{number:02}Z-5f3d19" for number in range(LINKS_SHOWN + 3)]
     for number, run_id in enumerate(runs):
-        change: Change = established if number == 0 else as_it_is
-        approved(store, publish_report(store, tmp_path / "runs", run_id, change), key)
+        approved(store, publish_report(store, tmp_path / "runs", run_id, of_plan(establishes=number == 0)), key)
     links = row_of(store).chain
     assert [link.run_id for link in links] == [runs[0], *runs[3:]]
     assert all(link.score for link in links)
     assert [link.establishes for link in links[:2]] == [True, False]
     # Made again from the manifests alone, it is the same.
     assert make_again(store, CELL).chain == links
-    revoke(store, CELL, runs[0], revocation("Grace", "it forgets", datetime.now(UTC)))
+    revoke(store, CELL, runs[0], TAKEN_BACK)
     assert [link.revoked for link in row_of(store).chain[:2]] == [True, False]

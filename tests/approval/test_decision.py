@@ -14,8 +14,8 @@ from tests.approval.builder import (
     NOW,
     RUN,
     TODAY,
-    VALID_DAYS,
     Change,
+    decided,
     publish_report,
     waiver,
     with_gate,
@@ -28,10 +28,11 @@ from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.recipe.gates import Verdict
 
 
 def test_a_decision_says_who_decided_what_about_which_report(store: Store, run: PublishedRun) -> None:
-    decision = make_decision(store, run, ADA, VALID_DAYS, NOW).decision
+    decision = decided(store, run).decision
     assert (decision.verdict, decision.by, decision.reason, decision.automatic) == ("approve", "Ada", ADA.reason, False)
     assert (decision.cell, decision.run_id, decision.at) == (CELL, RUN, NOW)
     assert decision.expires == EXPIRES
@@ -41,14 +42,14 @@ def test_a_decision_says_who_decided_what_about_which_report(store: Store, run: 
 
 
 def test_the_same_decision_again_finds_the_first_one(store: Store, run: PublishedRun) -> None:
-    first = make_decision(store, run, ADA, VALID_DAYS, NOW)
+    first = decided(store, run)
     again = ruling("approve", "Ada", "another reason")
     assert make_decision(store, run, again, 7, NOW + timedelta(days=400)) == first
 
 
 def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path: Path) -> None:
     failed = publish_report(store, tmp_path, change=with_gate("fail"))
-    decision = make_decision(store, failed, BOB_REJECTS, 0, NOW).decision
+    decision = decided(store, failed, BOB_REJECTS).decision
     assert (decision.verdict, decision.expires) == ("reject", None)
 
 
@@ -60,12 +61,13 @@ def test_a_rejection_needs_no_passed_gates_and_has_no_end(store: Store, tmp_path
         (ADA, AUTOMATIC, "already approved by Ada on 2026-03-14"),
         (AUTOMATIC, BOB_REJECTS, "already approved by recipe on 2026-03-14"),
         (BOB_REJECTS, ADA, "already rejected by Bob on 2026-03-14"),
+        (BOB_REJECTS, AUTOMATIC, "already rejected by Bob on 2026-03-14"),
     ],
 )
 def test_another_decision_is_refused(store: Store, run: PublishedRun, first: Ruling, second: Ruling, message: str) -> None:
-    kept = make_decision(store, run, first, VALID_DAYS, NOW)
+    kept = decided(store, run, first)
     with pytest.raises(DecidedError, match=message):
-        make_decision(store, run, second, VALID_DAYS, NOW)
+        decided(store, run, second)
     assert read_decision(store, CELL, RUN) == kept
 
 
@@ -85,10 +87,10 @@ def test_of_two_decisions_at_once_the_first_written_counts(tmp_path: Path) -> No
             return super().get(key)
 
     run = publish_report(DirectoryStore(tmp_path / "store"), tmp_path / "runs")
-    first = make_decision(DirectoryStore(tmp_path / "store"), run, ADA, VALID_DAYS, NOW)
-    assert make_decision(Blind(tmp_path / "store"), run, ADA, VALID_DAYS, NOW + timedelta(hours=1)) == first
+    first = decided(DirectoryStore(tmp_path / "store"), run)
+    assert decided(Blind(tmp_path / "store"), run, now=NOW + timedelta(hours=1)) == first
     with pytest.raises(DecidedError, match="already approved by Ada"):
-        make_decision(Blind(tmp_path / "store"), run, BOB_REJECTS, VALID_DAYS, NOW)
+        decided(Blind(tmp_path / "store"), run, BOB_REJECTS)
 
 
 YESTERDAY = TODAY - timedelta(days=1)
@@ -111,43 +113,48 @@ def test_a_report_that_did_not_pass_is_approved_by_nobody(
 ) -> None:
     run = publish_report(store, tmp_path, change=change)
     with pytest.raises(CallerError) as raised:
-        make_decision(store, run, wanted, VALID_DAYS, NOW)
+        decided(store, run, wanted)
     assert f"run {RUN} cannot be approved: {message}" in str(raised.value)
     assert "waive each gate by name" in raised.value.remedy
     assert f"vllm-qualify rejudge {RUN}" in raised.value.remedy
     assert not store.exists(decision_key(CELL, RUN))
 
 
-def test_a_report_without_gates_is_not_approved(store: Store, tmp_path: Path) -> None:
-    run = publish_report(store, tmp_path, change=with_judgement(gates=[]))
-    with pytest.raises(CallerError, match="it has no verdict on smoke_model_identity"):
-        make_decision(store, run, ADA, VALID_DAYS, NOW)
-
-
-def test_a_report_that_says_itself_that_it_failed_is_not_approved(store: Store, tmp_path: Path) -> None:
-    run = publish_report(store, tmp_path, change=with_judgement(verdict="fail"))
-    with pytest.raises(CallerError, match=f"run {RUN} cannot be approved: its verdict is fail"):
-        make_decision(store, run, ADA, VALID_DAYS, NOW)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_judgement(gates=[]), "it has no verdict on smoke_model_identity"),
+        (with_judgement(verdict="fail"), f"run {RUN} cannot be approved: its verdict is fail"),
+    ],
+    ids=["without gates", "failed by its own word"],
+)
+def test_a_report_that_contradicts_itself_is_not_approved(store: Store, tmp_path: Path, change: Change, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        decided(store, publish_report(store, tmp_path, change=change))
 
 
 @pytest.mark.parametrize(
-    ("last_day", "expires"),
-    [(TODAY, TODAY + timedelta(days=1)), (EXPIRES - timedelta(days=1), EXPIRES), (EXPIRES, EXPIRES), (date.max, EXPIRES)],
+    ("verdict", "last_day", "expires"),
+    [
+        ("fail", TODAY, TODAY + timedelta(days=1)),
+        ("fail", EXPIRES - timedelta(days=1), EXPIRES),
+        ("fail", EXPIRES, EXPIRES),
+        ("fail", date.max, EXPIRES),
+        ("pass", TODAY, EXPIRES),
+    ],
+    ids=["this day", "a day sooner", "the same day", "never", "nothing rests on it"],
 )
-def test_an_approval_ends_with_the_waiver_that_it_rests_on(store: Store, tmp_path: Path, last_day: date, expires: date) -> None:
-    run = publish_report(store, tmp_path, change=with_gate("fail", waiver(last_day)))
-    assert make_decision(store, run, ADA, VALID_DAYS, NOW).decision.expires == expires
-
-
-def test_a_waiver_that_nothing_rests_on_ends_nothing(store: Store, tmp_path: Path) -> None:
-    run = publish_report(store, tmp_path, change=with_gate("pass", waiver(TODAY)))
-    assert make_decision(store, run, AUTOMATIC, VALID_DAYS, NOW).decision.expires == EXPIRES
+def test_an_approval_ends_with_the_waiver_that_it_rests_on(
+    store: Store, tmp_path: Path, verdict: Verdict, last_day: date, expires: date
+) -> None:
+    run = publish_report(store, tmp_path, change=with_gate(verdict, waiver(last_day)))
+    assert decided(store, run, AUTOMATIC if verdict == "pass" else ADA).decision.expires == expires
 
 
 def test_the_recipe_approves_nothing_that_rests_on_a_waiver(store: Store, tmp_path: Path) -> None:
     run = publish_report(store, tmp_path, change=with_gate("inconclusive", waiver(EXPIRES)))
     with pytest.raises(CallerError, match=r"rests on a waiver \(ttft_p99_ms\)"):
-        make_decision(store, run, AUTOMATIC, VALID_DAYS, NOW)
+        decided(store, run, AUTOMATIC)
     assert not store.exists(decision_key(CELL, RUN))
 
 
@@ -167,6 +174,6 @@ def test_line_breaks_of_a_form_become_spaces() -> None:
 
 def test_a_decision_about_another_report_is_not_gone_on_with(store: Store, tmp_path: Path, run: PublishedRun) -> None:
     other = publish_report(DirectoryStore(tmp_path / "other"), tmp_path / "others", change=with_gate("pass", waiver(TODAY)))
-    make_decision(store, run, ADA, VALID_DAYS, NOW)
+    decided(store, run)
     with pytest.raises(StoreError, match="about another report"):
-        make_decision(store, other, ADA, VALID_DAYS, NOW)
+        decided(store, other)

@@ -91,10 +91,9 @@ def test_the_config_file_names_the_command_that_reads_it() -> None:
 @given(texts, texts)
 @example("2026\nhost: evil\x85more: evil", "a\u2028b: c")
 def test_no_text_leaves_the_comment(expires: str, variable: str) -> None:
-    server = plan(engine=PROCESS, environment={"A": variable})
-    for form in ("config", "compose"):
-        commented = deployable(plan() if form == "compose" else server, form, "tiny", {"expires": expires})
-        plain = deployable(plan() if form == "compose" else server, form, "tiny", {})
+    forms: dict[Format, ServerPlan] = {"config": plan(engine=PROCESS, environment={"A": variable}), "compose": plan()}
+    for form, server in forms.items():
+        commented, plain = (deployable(server, form, "tiny", about) for about in ({"expires": expires}, {}))
         assert yaml.safe_load(commented) == yaml.safe_load(plain)
         assert commented.startswith("# expires")
 
@@ -121,15 +120,12 @@ def test_the_docker_line_is_the_qualified_container_with_flags_for_its_file() ->
     assert after(command, "--gpus") == ["2"], "how many, not which"
     assert after(command, "--publish") == ["8000:8000"]
     assert after(command, "--volume") == ["/hub/hub:/root/.cache/huggingface/hub"]
+    of_the_user = run_by_a_shell(rendered(server, "docker"), {"HOME": "/home/a b"})
+    assert after(of_the_user, "--volume") == ["/home/a b/.cache/huggingface/hub:/root/.cache/huggingface/hub"]
     assert after(command, "--name") == ["tiny-bf16"]
     assert "VLLM_LOGGING_LEVEL=DEBUG" in after(command, "--env")
     assert {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"} <= set(after(command, "--env")), "as they are where it runs"
     assert not {"--restart", "--label", "--mount", "--config"} & set(command)
-
-
-def test_the_docker_line_takes_the_hub_cache_of_the_user_who_runs_it() -> None:
-    command = run_by_a_shell(rendered(plan(), "docker"), {"HOME": "/home/a b"})
-    assert after(command, "--volume") == ["/home/a b/.cache/huggingface/hub:/root/.cache/huggingface/hub"]
 
 
 def test_local_weights_are_mounted_where_the_server_expects_them() -> None:
@@ -144,11 +140,10 @@ def test_local_weights_are_mounted_where_the_server_expects_them() -> None:
 
 
 def test_a_variable_of_the_plan_is_not_taken_from_the_shell() -> None:
-    command = run_by_a_shell(rendered(plan(environment={"HF_HUB_OFFLINE": "1"}), "docker"), {"HF_HOME": "/hub"})
+    server = plan(environment={"HF_HUB_OFFLINE": "1"})
+    command, (service, _) = run_by_a_shell(rendered(server, "docker"), {"HF_HOME": "/hub"}), service_of(server)
     assert [entry for entry in after(command, "--env") if entry.startswith("HF_HUB_OFFLINE")] == ["HF_HUB_OFFLINE=1"]
-    service, _ = service_of(plan(environment={"HF_HUB_OFFLINE": "1"}))
-    assert service["environment"]["HF_HUB_OFFLINE"] == "1"
-    assert service["environment"]["HF_TOKEN"] is None
+    assert (service["environment"]["HF_HUB_OFFLINE"], service["environment"]["HF_TOKEN"]) == ("1", None)
 
 
 @given(st.lists(texts, min_size=1, max_size=3))
@@ -190,8 +185,7 @@ def test_the_compose_service_is_the_qualified_container() -> None:
 def test_the_compose_services_health_is_asked_with_valid_python() -> None:
     service, _ = service_of(plan())
     kind, *command = service["healthcheck"]["test"]
-    assert kind == "CMD"
-    assert command[:2] == ["python3", "-c"]
+    assert (kind, *command[:2]) == ("CMD", "python3", "-c")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, "there is no server"
     assert "URLError" in done.stderr or "HTTPError" in done.stderr
@@ -322,15 +316,11 @@ def test_json_has_no_docker_line_where_there_is_none() -> None:
 
 
 @pytest.mark.parametrize("form", ["docker", "compose", "kubernetes"])
-def test_a_process_is_no_container(form: Format) -> None:
+def test_a_process_is_no_container_and_a_tag_is_not_what_was_qualified(form: Format) -> None:
     with pytest.raises(CallerError, match="ran as a process") as raised:
         rendered(plan(engine=PROCESS), form)
     assert "config or json" in raised.value.remedy
     assert raised.value.place == f"--format {form}"
-
-
-@pytest.mark.parametrize("form", ["docker", "compose", "kubernetes"])
-def test_a_tag_is_not_what_was_qualified(form: Format) -> None:
     with pytest.raises(CallerError, match=r"v0\.32\.0 has no digest"):
         rendered(plan(engine=IMAGE.model_copy(update={"digest": None})), form)
 
@@ -342,15 +332,10 @@ def test_options_that_need_a_file_have_no_docker_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a", "Tiny", "1a", "a-", "a_b", "a.b", "a\nb", "ab\n", "a'b", "$(id)", "a" * 64])
-def test_a_name_that_not_all_take_is_refused(name: str) -> None:
-    with pytest.raises(CallerError, match="cannot name a deployment"):
-        deployable(plan(), "kubernetes", name, ANNOTATIONS)
-
-
-@pytest.mark.parametrize("form", get_args(Format))
-def test_every_format_refuses_a_bad_name(form: Format) -> None:
-    with pytest.raises(CallerError, match="cannot name a deployment"):
-        deployable(plan(), form, "a\nb", ANNOTATIONS)
+def test_a_name_that_not_all_take_is_refused_by_every_format(name: str) -> None:
+    for form in get_args(Format):
+        with pytest.raises(CallerError, match="cannot name a deployment"):
+            deployable(plan(), form, name, ANNOTATIONS)
 
 
 # --- vLLM's own parser

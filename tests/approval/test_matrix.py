@@ -1,40 +1,32 @@
 """All cells with their approvals, read from the pointers."""
 
 import threading
-from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, RUN, TODAY, approved, made_key, publish_report
+from tests.approval.builder import CELL, RUN, TODAY, approved
+from tests.approval.stores import pointer_of
+from tests.builders.changed import changed
 from tests.builders.wrapped_stores import Wrapped
 from vllm_qualify.approval import matrix as module
 from vllm_qualify.approval.layout import JSON, pointer_key
 from vllm_qualify.approval.matrix import matrix
-from vllm_qualify.approval.pointer import pointer_bytes, read_pointer
+from vllm_qualify.approval.pointer import pointer_bytes
+from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreBusyError
 from vllm_qualify.publish.store import Store
-from vllm_qualify.publish.stores import open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    opened = open_store((tmp_path / "store").as_uri())
-    approved(opened, publish_report(opened, tmp_path / "runs"), made_key(tmp_path / "key.pem"))
-    return opened
 
 
 def add(store: Store, cell: str) -> None:
     """A pointer of another cell, with the approval of the first."""
-    first = read_pointer(store, CELL)
-    assert first
-    entries = [
-        entry.model_copy(update={"approval": entry.approval.model_copy(update={"key": entry.approval.key.replace(CELL, cell)})})
-        for entry in first.entries
-    ]
-    store.put_new(pointer_key(cell), pointer_bytes(first.model_copy(update={"cell": cell, "entries": entries})), JSON)
+    first = pointer_of(store)
+    entries = [changed(entry, "approval", key=entry.approval.key.replace(CELL, cell)) for entry in first.entries]
+    store.put_new(pointer_key(cell), pointer_bytes(changed(first, cell=cell, entries=entries)), JSON)
 
 
-def test_every_cell_is_there_in_order(store: Store) -> None:
+def test_every_cell_is_there_in_order(store: Store, run: PublishedRun, key: PrivateKey) -> None:
+    approved(store, run, key)
     others = [f"model-{number}/bf16/h200/chat" for number in range(40)]
     for cell in others:
         add(store, cell)
@@ -43,7 +35,10 @@ def test_every_cell_is_there_in_order(store: Store) -> None:
     assert {(state.state, state.last.run_id) for state in states} == {("approved", RUN)}
 
 
-def test_a_store_that_takes_too_long_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_too_long_is_reported(
+    store: Store, run: PublishedRun, key: PrivateKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    approved(store, run, key)
     never = threading.Event()
     slow = Wrapped(store)
     slow.read = lambda key: (never.wait(), store.read(key))[1]

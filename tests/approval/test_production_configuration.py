@@ -1,7 +1,7 @@
 """What is printed to be deployed of the catalog's recipes for GPUs: production's configuration, all of it and no more."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +10,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tests.approval.builder import RUN, approved, made_key, publish_report
+from tests.approval.builder import RUN, Change, approved, made_key, of_plan, publish_report
+from tests.builders.changed import changed
 from tests.report.builder import image_report
 from vllm_qualify import cli
-from vllm_qualify.approval.signing import PUBLIC_KEY, PrivateKey
+from vllm_qualify.approval.signing import PUBLIC_KEY
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import MODEL, Part
 from vllm_qualify.plan.cell import Cell
@@ -21,7 +22,6 @@ from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
-from vllm_qualify.report.model import Report
 
 pytestmark = pytest.mark.usefixtures("believed")
 
@@ -73,25 +73,17 @@ def written(name: str, gpu_type: str, variant: str, profile: str) -> dict[str, A
     return options | mappings
 
 
-def qualified(name: str, gpu_type: str, variant: str, profile: str) -> Callable[[Report], Report]:
+def qualified(name: str, gpu_type: str, variant: str, profile: str) -> Change:
     """As if the cell had been qualified on such a GPU: the plan of its server is the product's."""
     loaded = load_recipe(name)
     selection = select(loaded, Choice(gpu_type=gpu_type, variant=variant, profile=profile), None)
     release = image_report().plan.cell.release
-    engine = release.engine.model_copy(update={"digest": IMAGE.digest})
     server = server_plan(loaded, selection, profile, IMAGE, VERSION, COMMIT)
     parts = [Part(option=MODEL, name=server.model, revision=COMMIT), *server.parts]
-    server = server.model_copy(update={"gpus": [0], "parts": parts})
-    served = release.model_copy(update={"model": server.model, "revision": COMMIT, "engine": engine})
+    server = changed(server, gpus=[0], parts=parts)
+    served = changed(changed(release, "engine", digest=IMAGE.digest), model=server.model, revision=COMMIT)
     cell = Cell(recipe=name, release=served, variant=variant, gpu_type=gpu_type, profile=profile)
-    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update={"cell": cell, "server": server})})
-
-
-@pytest.fixture(scope="module")
-def approver(tmp_path_factory: pytest.TempPathFactory) -> tuple[PrivateKey, Path]:
-    """A key, and the file of its public half."""
-    path = tmp_path_factory.mktemp("key") / "approver.pem"
-    return made_key(path), path.with_name("approver.pem.pub")
+    return of_plan(cell=cell, server=server)
 
 
 def test_every_recipe_for_gpus_is_looked_at() -> None:
@@ -100,14 +92,10 @@ def test_every_recipe_for_gpus_is_looked_at() -> None:
 
 @pytest.mark.parametrize("cell", list(cells()), ids="/".join)
 def test_what_is_printed_is_the_catalogs_configuration_and_nothing_else(
-    cell: tuple[str, str, str, str],
-    store: Store,
-    approver: tuple[PrivateKey, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cell: tuple[str, str, str, str], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, public = approver
-    monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(public))
+    key = made_key(tmp_path / "key")
+    monkeypatch.setenv(f"{PUBLIC_KEY}_FILE", str(tmp_path / "key.pub"))
     approved(store, publish_report(store, tmp_path / "runs", RUN, qualified(*cell)), key, datetime.now(UTC))
     name, gpu_type, variant, profile = cell
     asked = ["approved", "get", f"{name}/{variant}/{gpu_type}/{profile}", "--format", "config", "--store", store.url]

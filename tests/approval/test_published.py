@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 
 from tests.approval.builder import CELL, NEWER, RUN, publish_report
+from tests.approval.stores import rewrite
 from vllm_qualify.approval.layout import sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store
-
-
-def rewrite(store: Store, key: str, body: bytes) -> None:
-    path = Path(store.locate(key))
-    path.unlink()
-    path.write_bytes(body)
 
 
 def test_a_run_has_its_report_as_it_was_written(store: Store, run: PublishedRun) -> None:
@@ -26,25 +21,17 @@ def test_a_run_has_its_report_as_it_was_written(store: Store, run: PublishedRun)
     assert sha256(store.get(run.report_object.key)) == run.report_object.sha256
 
 
-def test_a_run_without_its_manifest_is_none(store: Store, run: PublishedRun) -> None:
+def test_a_report_that_is_not_its_manifests_or_has_none_is_reported(store: Store, run: PublishedRun) -> None:
+    rewrite(store, run.report_object.key, store.get(run.report_object.key).replace(b"0.32.0", b"0.33.0"))
+    with pytest.raises(StoreError, match="the report is not what its manifest says"):
+        read_run(store, CELL, RUN)
     Path(store.locate(run.manifest_object.key)).unlink()
     with pytest.raises(MissingObjectError):
         read_run(store, CELL, RUN)
 
 
-def test_a_report_that_is_not_its_manifests_is_reported(store: Store, run: PublishedRun) -> None:
-    rewrite(store, run.report_object.key, store.get(run.report_object.key).replace(b"0.32.0", b"0.33.0"))
-    with pytest.raises(StoreError, match="the report is not what its manifest says"):
-        read_run(store, CELL, RUN)
-
-
-def manifest(store: Store) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(store.get(manifest_key(CELL, RUN)))
-    return document
-
-
 def test_a_manifest_of_something_else_is_reported(store: Store, run: PublishedRun) -> None:
-    whole = manifest(store)
+    whole: dict[str, Any] = json.loads(store.get(run.manifest_object.key))
     evidence = [named for named in whole["objects"] if named["key"].startswith("evidence/")]
     others = [named for named in whole["objects"] if named not in evidence]
     for changed, message in [

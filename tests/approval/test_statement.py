@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.approval.builder import ADA, BOB_REJECTS, CELL, NEWER, NOW, OLDER, RUN, VALID_DAYS, publish_report, waiver, with_gate
-from tests.report.builder import image_report
-from vllm_qualify.approval.decision import make_decision
+from tests.approval.builder import (
+    ADA,
+    BOB_REJECTS,
+    CELL,
+    NEWER,
+    OLDER,
+    RUN,
+    decided,
+    of_plan,
+    publish_report,
+    waiver,
+    with_gate,
+)
+from tests.builders.changed import changed
+from tests.report.builder import image_report, passed_report
 from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
@@ -21,8 +33,11 @@ from vllm_qualify.report.model import Report
 
 
 def stated(store: Store, run: PublishedRun) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(statement(run, make_decision(store, run, ADA, VALID_DAYS, NOW)))
-    return document
+    return dict(json.loads(statement(run, decided(store, run))))
+
+
+def qualified(store: Store, run: PublishedRun) -> dict[str, Any]:
+    return dict(stated(store, run)["predicate"]["qualification"])
 
 
 def test_it_is_a_test_result_of_in_toto(store: Store, run: PublishedRun) -> None:
@@ -42,31 +57,29 @@ def test_it_is_a_test_result_of_in_toto(store: Store, run: PublishedRun) -> None
 
 
 def test_it_says_all_that_a_deployment_needs_to_know(store: Store, run: PublishedRun) -> None:
-    qualified = stated(store, run)["predicate"]["qualification"]
-    report = run.report
-    assert qualified["cell"]["id"] == CELL
-    assert qualified["cell"]["release"]["model"] == report.plan.cell.release.model
-    assert qualified["server"] == json.loads(report.plan.server.model_dump_json())
-    assert qualified["fingerprint"]["driver"] == "570.86.15"
-    assert qualified["tools"] == {
+    said, report = qualified(store, run), run.report
+    assert said["cell"]["id"] == CELL
+    assert said["cell"]["release"]["model"] == report.plan.cell.release.model
+    assert said["server"] == json.loads(report.plan.server.model_dump_json())
+    assert said["fingerprint"]["driver"] == "570.86.15"
+    assert said["tools"] == {
         "vllm-qualify": "0.1.0",
         "vllm": "0.32.0",
         "load client": "0.32.0",
         "lm-eval": "0.4.13",
         "vllm bench serve": report.stages[2].tools["vllm bench serve"],
     }
-    gate = next(gate for gate in qualified["gates"] if gate["name"] == "ttft_p99_ms")
+    gate = next(gate for gate in said["gates"] if gate["name"] == "ttft_p99_ms")
     assert (gate["verdict"], gate["bound"], gate["unit"], gate["waived"]) == ("pass", 400.0, "ms", False)
     assert gate["interval"]["lower"] < gate["value"] < gate["interval"]["upper"] < 400
-    assert qualified["expires"] == "2026-06-12"
-    assert (qualified["decision"]["by"], qualified["decision"]["reason"]) == ("Ada", ADA.reason)
+    assert said["expires"] == "2026-06-12"
+    assert (said["decision"]["by"], said["decision"]["reason"]) == ("Ada", ADA.reason)
     body = store.get(decision_key(CELL, RUN))
-    assert qualified["decision"]["object"] == {"key": decision_key(CELL, RUN), "sha256": sha256(body), "size": len(body)}
-    assert qualified["manifest"]["sha256"] == sha256(store.get(f"reports/{CELL}/{RUN}/manifest.json"))
+    assert said["decision"]["object"] == {"key": decision_key(CELL, RUN), "sha256": sha256(body), "size": len(body)}
+    assert said["manifest"]["sha256"] == sha256(store.get(f"reports/{CELL}/{RUN}/manifest.json"))
 
 
-def test_subjects_are_what_is_installed_and_the_hubs_commit(store: Store, tmp_path: Path) -> None:
-    run = publish_report(store, tmp_path)
+def test_subjects_are_what_is_installed_and_the_hubs_commit(store: Store, run: PublishedRun) -> None:
     release = run.report.plan.cell.release
     engine, model = stated(store, run)["subject"]
     assert engine["name"] == "vllm 0.32.0"
@@ -78,14 +91,10 @@ def test_subjects_are_what_is_installed_and_the_hubs_commit(store: Store, tmp_pa
 def test_subjects_are_the_images_digest_and_the_folders(store: Store, tmp_path: Path) -> None:
     under_test = image_report().plan
 
-    def change(report: Report) -> Report:
-        release = under_test.cell.release.model_copy(update={"model": "./models/llama", "revision": f"sha256:{'ab' * 32}"})
-        server = under_test.server.model_copy(update={"model": "/models/llama", "revision": None, "parts": []})
-        cell = report.plan.cell.model_copy(update={"release": release})
-        return report.model_copy(update={"plan": report.plan.model_copy(update={"cell": cell, "server": server})})
-
-    run = publish_report(store, tmp_path, change=change)
-    engine, model = stated(store, run)["subject"]
+    release = changed(under_test.cell.release, model="./models/llama", revision=f"sha256:{'ab' * 32}")
+    server = changed(under_test.server, model="/models/llama", revision=None, parts=[])
+    cell = changed(passed_report().plan.cell, release=release)
+    engine, model = stated(store, publish_report(store, tmp_path, change=of_plan(cell=cell, server=server)))["subject"]
     digest = under_test.cell.release.engine.digest.removeprefix("sha256:")
     assert engine == {"name": "registry.example:5000/vllm/vllm-openai", "digest": {"sha256": digest}}
     assert (model["name"], model["digest"]) == ("./models/llama", {"sha256": "ab" * 32})
@@ -102,7 +111,7 @@ def test_what_is_waived_is_warned_of(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_same_is_stated_of_the_same_objects(store: Store, run: PublishedRun) -> None:
-    stored = make_decision(store, run, ADA, VALID_DAYS, NOW)
+    stored = decided(store, run)
     assert statement(run, stored) == statement(read_run(store, CELL, RUN), stored)
 
 
@@ -110,20 +119,18 @@ def test_a_report_of_before_an_option_is_stated_as_it_was_written(store: Store, 
     document = json.loads(json.dumps(run.document))
     del document["plan"]["server"]["draft_digest"]
     older = replace(run, document=document, report=Report.model_validate_json(json.dumps(document)))
-    assert "draft_digest" in stated(store, run)["predicate"]["qualification"]["server"]
-    assert "draft_digest" not in stated(store, older)["predicate"]["qualification"]["server"]
+    assert "draft_digest" in qualified(store, run)["server"]
+    assert "draft_digest" not in qualified(store, older)["server"]
 
 
 def test_nothing_is_stated_of_a_rejected_run(store: Store, run: PublishedRun) -> None:
     with pytest.raises(ValueError, match="rejected"):
-        statement(run, make_decision(store, run, BOB_REJECTS, VALID_DAYS, NOW))
+        statement(run, decided(store, run, BOB_REJECTS))
 
 
 def test_nothing_is_stated_of_a_run_that_did_not_pass(store: Store, run: PublishedRun) -> None:
-    stored = make_decision(store, run, ADA, VALID_DAYS, NOW)
-    failed = with_gate("fail")(run.report)
     with pytest.raises(CallerError, match="ttft_p99_ms: fail"):
-        statement(replace(run, report=failed), stored)
+        statement(replace(run, report=with_gate("fail")(run.report)), decided(store, run))
 
 
 @pytest.mark.parametrize(
@@ -136,35 +143,27 @@ def test_nothing_is_stated_of_a_run_that_did_not_pass(store: Store, run: Publish
     ],
 )
 def test_a_statement_of_another_form_is_not_read(store: Store, run: PublishedRun, old: bytes, new: bytes) -> None:
-    payload = statement(run, make_decision(store, run, ADA, VALID_DAYS, NOW))
-    assert read_statement(payload, "here").qualification.cell_id == CELL
+    payload = statement(run, decided(store, run))
+    assert read_statement(payload, "here").cell_id == CELL
     assert payload.count(old) == 1
     with pytest.raises(StoreError, match="here: not a statement of version 1"):
         read_statement(payload.replace(old, new), "here")
 
 
 def test_it_says_how_often_the_release_was_tried_before(store: Store, tmp_path: Path) -> None:
-    tries = [EarlierTry(run_id="20260313T080000Z-ffffff", verdict="inconclusive")]
-
-    def tried(report: Report) -> Report:
-        return report.model_copy(update={"plan": report.plan.model_copy(update={"tries": tries})})
-
-    qualified = stated(store, publish_report(store, tmp_path, change=tried))["predicate"]["qualification"]
-    assert qualified["tries"] == [{"run_id": "20260313T080000Z-ffffff", "verdict": "inconclusive"}]
+    tries = [EarlierTry(run_id=OLDER, verdict="inconclusive")]
+    run = publish_report(store, tmp_path, change=of_plan(tries=tries))
+    assert qualified(store, run)["tries"] == [{"run_id": OLDER, "verdict": "inconclusive"}]
 
 
 def test_a_report_that_lacks_anchor_and_tries_is_stated_without_any(store: Store, run: PublishedRun) -> None:
     plan = {name: value for name, value in run.document["plan"].items() if name not in ("anchor", "tries")}
-    qualified = stated(store, replace(run, document=run.document | {"plan": plan}))["predicate"]["qualification"]
-    assert (qualified["anchor"], qualified["tries"]) == (None, [])
+    said = qualified(store, replace(run, document=run.document | {"plan": plan}))
+    assert (said["anchor"], said["tries"]) == (None, [])
 
 
 def test_it_names_the_anchor_and_why_it_is_that_one(store: Store, run: PublishedRun, tmp_path: Path) -> None:
-    def held(report: Report) -> Report:
-        anchor = Anchor(run_id=OLDER, cell=report.plan.cell, accuracy=[], chosen="the first approved")
-        return report.model_copy(update={"plan": report.plan.model_copy(update={"anchor": anchor})})
-
-    later = publish_report(store, tmp_path / "later", NEWER, held)
-    message = stated(store, later)["predicate"]["qualification"]["anchor"]
-    assert message == {"run_id": OLDER, "chosen": "the first approved"}
-    assert stated(store, run)["predicate"]["qualification"]["anchor"] is None
+    anchor = Anchor(run_id=OLDER, cell=run.report.plan.cell, accuracy=[], chosen="the first approved")
+    later = publish_report(store, tmp_path / "later", NEWER, of_plan(anchor=anchor))
+    assert qualified(store, later)["anchor"] == {"run_id": OLDER, "chosen": "the first approved"}
+    assert qualified(store, run)["anchor"] is None

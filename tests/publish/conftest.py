@@ -1,7 +1,8 @@
 """Stores to test against: a directory, moto's server and a real gateway (Ceph's, from infra/radosgw.sh)."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -43,9 +44,9 @@ def moto_settings() -> Iterator[Settings]:
 
 
 @pytest.fixture
-def radosgw_denied(radosgw_directory: Path) -> Settings:
-    """The settings of a user who may do nothing."""
-    return settings_in(radosgw_directory / "env.denied")
+def become_denied(radosgw_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """From its call on, the gateway is asked by a user who may do nothing."""
+    return partial(use, settings_in(radosgw_directory / "env.denied"), monkeypatch)
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """The policies of infra/terraform, as they are written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hcl2
 from hcl2.utils import SerializationOptions
+from mypy_boto3_s3 import S3Client
 
 from tests.s3 import Settings, client_of
 
@@ -37,6 +38,22 @@ def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[st
     return [name.replace("${local.store}", arn) for name in statement["resources"]]
 
 
+def allow(owner: S3Client, bucket: str, statements: Sequence[Mapping[str, Any]], user: str, *more: Mapping[str, Any]) -> None:
+    """Allow a user of the gateway these actions on these resources, and nothing else but `more`."""
+    allowed = [{**each, "Effect": "Allow", "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]}} for each in statements]
+    owner.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [*more, *allowed]}))
+
+
+def let(owner: S3Client, bucket: str, user: str, role: str, *more: Mapping[str, Any]) -> None:
+    """Give a user of the gateway a policy of infra/terraform, without what it says of keys."""
+    statements = [
+        {"Action": statement["actions"], "Resource": resources(statement, f"arn:aws:s3:::{bucket}")}
+        for statement in document(role)
+        if "local.store" in str(statement["resources"])
+    ]
+    allow(owner, bucket, statements, user, *more)
+
+
 def let_publish(owner: Settings, bucket: str, user: str) -> None:
     """Give a user of the gateway the policy `publisher` of infra/terraform.
 
@@ -44,16 +61,4 @@ def let_publish(owner: Settings, bucket: str, user: str) -> None:
     """
     owners = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/tester"]}, "Action": "s3:*"}
     all_of_it = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    statements: list[dict[str, Any]] = [owners | {"Resource": all_of_it}]
-    statements += [
-        {
-            "Effect": "Allow",
-            "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]},
-            "Action": statement["actions"],
-            "Resource": resources(statement, f"arn:aws:s3:::{bucket}"),
-        }
-        for statement in document("publisher")
-        if "local.store" in str(statement["resources"])
-    ]
-    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
-    client_of(owner).put_bucket_policy(Bucket=bucket, Policy=policy)
+    let(client_of(owner), bucket, user, "publisher", owners | {"Resource": all_of_it})

@@ -19,8 +19,6 @@ from vllm_qualify.recipe.values import Frozen
 
 
 class Approved(Frozen):
-    """An approval, and where it is in the store."""
-
     decision: Decision
     approval: StoredObject
     pointer: Pointer
@@ -33,8 +31,6 @@ class Rejected(Frozen):
 
 
 class Revoked(Frozen):
-    """The revoked approval, and the pointer that says so."""
-
     entry: Entry
     pointer: Pointer
     index_problem: str | None = None

@@ -62,8 +62,6 @@ class Decision(Ruling):
 
 @dataclass(frozen=True)
 class StoredDecision:
-    """A decision with its bytes in the store."""
-
     decision: Decision
     body: bytes
 
@@ -144,7 +142,6 @@ def _find_missing(report: Report) -> str:
 
 
 def waivers_used(report: Report) -> list[Waiver]:
-    """The waivers that the verdict depends on."""
     return [result.waiver for result in report.judgement.gates if result.waiver and result.counts_as != result.verdict]
 
 

@@ -260,7 +260,6 @@ def _complete_row(store: Store, row: Row) -> Row:
 
 
 def _make_row(store: Store, cell: str) -> Row:
-    """The row, made of all manifests of the cell."""
     return _fill_row(store, Row(cell=cell), *read_manifests(store, cell), missing=[])
 
 

@@ -189,7 +189,6 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
 
 
 def revocations(store: Store, cell: str) -> list[str]:
-    """The keys of the cell's revocations."""
     return [key for key in store.keys(approvals_folder(cell)) if key.endswith("/revocation.json")]
 
 

@@ -135,13 +135,11 @@ class Index(Frozen):
         return next((row.revision for row in self.cells if row.cell == cell), None)
 
     def with_row(self, row: Brief) -> "Index":
-        """The index with this row in place of the cell's own."""
         others = [other for other in self.cells if other.cell != row.cell]
         return self.model_copy(update={"cells": sorted([*others, row], key=lambda each: each.cell)})
 
 
 def brief(row: Row) -> Brief:
-    """The row of the index of all cells."""
     waiting = [line for line in row.reports[1:] if line.standing == "waiting for a decision"]
     last = None
     if row.last:

@@ -71,15 +71,11 @@ class Statement(_Reading):
     predicate_type: Annotated[Literal["https://in-toto.io/attestation/test-result/v0.1"], Field(alias="predicateType")]
     predicate: Predicate
 
-    @property
-    def qualification(self) -> Qualification:
-        return self.predicate.qualification
 
-
-def read_statement(payload: bytes, place: str) -> Statement:
-    """Raises StoreError if it is not a statement of this version."""
+def read_statement(payload: bytes, place: str) -> Qualification:
+    """What a statement says of the run. Raises StoreError if it is not a statement of this version."""
     try:
-        return Statement.model_validate_json(payload)
+        return Statement.model_validate_json(payload).predicate.qualification
     except ValidationError as error:
         problem = f"not a statement of version {STATEMENT_VERSION}: {reason_of(error)}"
         raise StoreError(problem, "read it with the version that wrote it", place) from error
@@ -183,10 +179,10 @@ def _stated_qualification(run: PublishedRun, stored: StoredDecision) -> Document
             "automatic": decision.automatic,
             "reason": decision.reason,
             "at": decision.at.isoformat(),
-            "object": _stated_object(decided),
+            "object": decided.model_dump(),
         },
-        "manifest": _stated_object(run.manifest_object),
-        "report": _stated_object(run.report_object),
+        "manifest": run.manifest_object.model_dump(),
+        "report": run.report_object.model_dump(),
     }
 
 
@@ -206,12 +202,7 @@ def _stated_gate(result: GateVerdict, raw: Document) -> Document:
 
 
 def _stated_tools(run: PublishedRun) -> dict[str, str]:
-    """The versions of all tools that measured and judged."""
     report, engine = run.report, run.report.plan.cell.release.engine
     name, _, version = report.made_by.partition(" ")
     tools = {name: version, engine.kind: engine.version, "load client": report.plan.client_version}
     return tools | {tool: version for stage in report.stages for tool, version in stage.tools.items()}
-
-
-def _stated_object(stored: StoredObject) -> Document:
-    return {"key": stored.key, "sha256": stored.sha256, "size": stored.size}

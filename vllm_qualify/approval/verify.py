@@ -116,7 +116,7 @@ def verify_file(path: Path, trusted: Sequence[PublicKey], now: datetime) -> Veri
     except OSError as error:
         raise CallerError(f"the approval cannot be read: {error.strerror}", "give its file or its cell", str(path)) from error
     opened = open_envelope(body, trusted, str(path))
-    stated = read_statement(opened.payload, str(path)).qualification
+    stated = read_statement(opened.payload, str(path))
     _check_date(stated, now, str(path))
     if now.astimezone(UTC).date() >= stated.expires:
         raise _expired_error(stated.run_id, stated.expires, str(path))
@@ -178,7 +178,7 @@ def last_run(store: Store, cell: str) -> str:
 
 
 def _read_stated(opened: Opened, cell: str, run_id: str, place: str) -> Qualification:
-    stated = read_statement(opened.payload, place).qualification
+    stated = read_statement(opened.payload, place)
     keys = (stated.manifest.key, stated.decision.object.key)
     if (stated.cell_id, stated.run_id, *keys) != (cell, run_id, manifest_key(cell, run_id), decision_key(cell, run_id)):
         raise _tampered_error("this is the approval of another run", place)

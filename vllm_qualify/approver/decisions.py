@@ -50,10 +50,6 @@ class Desk:
         """What the cell's index says about a run; empty if it is not among the cell's newest. Raises StoreError."""
         return next((line.standing for line in read_row(self.store, run.cell).reports if line.run_id == run.run_id), "")
 
-    def run(self, cell: str, run_id: str) -> PublishedRun:
-        """Raises StoreError if it was not published whole."""
-        return read_run(self.store, cell, run_id)
-
     def approve(self, run: PublishedRun, wanted: Ruling) -> str:
         """Judge the run again, sign its approval, and say so. Raises as `check_judgement` and `actions.approve`."""
         judging.check_judgement(self.store, run)
@@ -111,7 +107,7 @@ class Desk:
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""
-        run = self.run(cell, run_id)
+        run = read_run(self.store, cell, run_id)
         if why := self.why_by_hand(run):
             return f"{cell}: run {run_id} {why}: a person decides"
         return self.approve(run, AUTOMATIC)

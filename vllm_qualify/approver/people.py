@@ -18,7 +18,6 @@ from vllm_qualify.approval.layout import Line, in_plain_words, one_line
 from vllm_qualify.errors import CallerError, writing
 
 APPROVERS_FILE = "VLLM_QUALIFY_APPROVERS_FILE"
-KEY_BYTES = 32
 People = dict[Line, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]]
 
 
@@ -53,7 +52,7 @@ def add_person(file: Path, name: str) -> str:
     if name == RECIPE or ":" in name:
         raise CallerError(f"'{name}' cannot log in: a login ends its name with a colon", "choose another name", "NAME")
     file = file.expanduser()
-    key, people = secrets.token_urlsafe(KEY_BYTES), read_people(file) if file.exists() else {}
+    key, people = secrets.token_urlsafe(32), read_people(file) if file.exists() else {}
     body = json.dumps(people | {name: _hash_key(key)}, indent=2, ensure_ascii=False) + "\n"
     with writing(str(file)):
         part = file.with_name(f"{file.name}.part")

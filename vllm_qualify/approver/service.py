@@ -18,6 +18,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Template
 
 from vllm_qualify.approval.layout import checked_cell
+from vllm_qualify.approval.published import read_run
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.approver.people import person, read_people
 from vllm_qualify.errors import CallerError, QualifyError, StoreError
@@ -67,7 +68,7 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
 
     @app.get("/runs/{run_id}/{cell:path}")
     def report(run_id: str, cell: str, name: Annotated[str, Depends(approver)]) -> HTMLResponse:
-        run = desk.run(checked_cell(cell), run_id)
+        run = read_run(desk.store, checked_cell(cell), run_id)
         gates, holding = brief_gate_rows(run.report.judgement)
         return _render_page(
             "report.html.jinja",
@@ -87,7 +88,7 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
     def decide(
         run_id: str, cell: str, name: Annotated[str, Depends(approver)], form: Annotated[dict[str, str], Depends(_read_form)]
     ) -> HTMLResponse:
-        run = desk.run(checked_cell(cell), run_id)
+        run = read_run(desk.store, checked_cell(cell), run_id)
         if form.get("report_sha256") != run.report_object.sha256:
             raise CallerError("this is not the report that you saw", "look at it again, and decide then", "report_sha256")
         message = desk.decide(run, form.get("decision", ""), name, form.get("reason", ""))

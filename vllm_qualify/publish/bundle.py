@@ -74,8 +74,6 @@ class ReleaseTry(Frozen):
 
 
 class ManifestHead(Frozen):
-    """A run and its outcome."""
-
     run_id: str
     cell: str
     outcome: Outcome

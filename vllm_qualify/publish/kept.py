@@ -66,12 +66,11 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
 
 def _note_stage(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
     """Record that the run has this stage. The run's outcome then decides whether other runs may use the measurement."""
-    kept = kept_stage(plan, stage)
     # A note is written once, so a stage that grows has one for each size.
     size = f"-{len(stage.files):06}" if TABLE[stage.stage].grows else ""
     key = f"{_stage_folder(stage.stage, plan)}{plan.run_id}{size}.json"
     if not store.exists(key):
-        store.put_new(key, kept.model_dump_json(indent=2).encode(), "application/json")
+        store.put_new(key, kept_stage(plan, stage).model_dump_json(indent=2).encode(), "application/json")
 
 
 def kept_stage(plan: CellPlan, stage: StageEvidence) -> KeptStage:

@@ -1,6 +1,5 @@
 """The layout of a store: its version, and for each run the cell that it is of, however many reports there are."""
 
-import json
 import re
 from contextlib import suppress
 from typing import Literal, Self
@@ -58,7 +57,7 @@ def begin(store: Store) -> None:
     """Give a new store its layout. Raises StoreError if the store's layout is of another version."""
     if not check_layout(store):
         with suppress(AlreadyExistsError):
-            store.put_new(LAYOUT_KEY, _document_bytes(Layout()), JSON)
+            store.put_new(LAYOUT_KEY, Layout().model_dump_json(indent=2).encode(), JSON)
 
 
 def check_layout(store: Store) -> bool:
@@ -75,7 +74,7 @@ def check_layout(store: Store) -> bool:
 
 def put_place(store: Store, run_id: str, cell: str) -> None:
     """Write where the store has a run. Raises AlreadyExistsError if a run of another cell has this id."""
-    body = _document_bytes(Place(run_id=run_id, cell=cell))
+    body = Place(run_id=run_id, cell=cell).model_dump_json(indent=2).encode()
     try:
         store.put_new(run_key(run_id), body, JSON)
     except AlreadyExistsError:
@@ -104,7 +103,3 @@ def cell_of(store: Store, run_id: str) -> str:
 def no_run(store: Store, run_id: str) -> MissingObjectError:
     remedy = "check the id; a run without its manifest was not published whole"
     return MissingObjectError(f"no whole run '{run_id}'", remedy, store.url)
-
-
-def _document_bytes(document: Frozen) -> bytes:
-    return json.dumps(document.model_dump(), indent=2).encode()
