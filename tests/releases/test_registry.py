@@ -17,8 +17,15 @@ from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SEC
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
-from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, ImageRepository, registry_and_path, releases_in
-from vllm_qualify.releases.source import Available, VersionRule
+from vllm_qualify.releases.registry import (
+    MANIFESTS,
+    TAGS_PER_PAGE,
+    ImageRepository,
+    available_at,
+    registry_and_path,
+    releases_in,
+)
+from vllm_qualify.releases.source import Available, ImageSource, VersionRule
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -227,6 +234,12 @@ def test_a_registry_that_tells_no_digest_gives_the_manifest() -> None:
         return tags("v1.0.0") if "tags" in asked.path else Answer(body=body)
 
     assert asked_of(answer) == [Available(identity=f"sha256:{hashlib.sha256(body).hexdigest()}", tags=["v1.0.0"])]
+
+
+def test_an_image_has_what_its_rule_lets_through() -> None:
+    with serving(listing(tags("v0.12.0", "v0.13.0"))) as service:
+        source = ImageSource(name=f"{service.address}/vllm", recipe="llama", rule=VersionRule(versions="<0.13"))
+        assert available_at(source) == [Available(identity=DIGEST, tags=["v0.12.0"])]
 
 
 def test_a_repository_without_tags_has_no_releases() -> None:
