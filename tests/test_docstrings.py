@@ -2,8 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for room in ("vllm_qualify", "tasks", "flows", "deployments", "infra") for path in (ROOT / room).rglob("*.py")]
@@ -64,22 +66,17 @@ def missing_in(tree: ast.Module) -> list[str]:
     ]
 
 
-def test_what_a_docstring_names_is_there() -> None:
-    """`module.name`, where this project has such a module."""
-    missing = {str(path.relative_to(ROOT)): missing_in(tree) for path, tree in TREES.items()}
-    assert {path: names for path, names in missing.items() if names} == {}
-
-
 def unknown_in(tree: ast.Module) -> list[str]:
     """Names of several words that docstrings have in backticks, and no file."""
     named = {each for text in docstrings(tree) for each in re.findall(r"`([a-z]+_[a-z_]+)`", text)}
     return sorted(named - WORDS - FOREIGN)
 
 
-def test_a_name_of_several_words_is_there() -> None:
-    """As `parse_load`, of a function, a parameter, a field or a key."""
-    unknown = {str(path.relative_to(ROOT)): unknown_in(tree) for path, tree in TREES.items()}
-    assert {path: names for path, names in unknown.items() if names} == {}
+@pytest.mark.parametrize("find", [missing_in, unknown_in])
+def test_what_a_docstring_names_is_there(find: Callable[[ast.Module], list[str]]) -> None:
+    """`module.name`, where this project has such a module, and names as `parse_load`, of a function, a field or a key."""
+    found = {str(path.relative_to(ROOT)): find(tree) for path, tree in TREES.items()}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def test_what_is_gone_is_found() -> None:

@@ -16,6 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.approval.builder import publish_report
+from tests.builders.changed import changed
 from tests.report.builder import image_report
 from vllm_qualify import cli
 from vllm_qualify.approval.signing import PASSWORD, PRIVATE_KEY, PUBLIC_KEY
@@ -93,19 +94,17 @@ def publish_adas_run(home: Path) -> None:
     selection = select(loaded, Choice(gpu_type="h100"), None)
 
     def as_of_the_recipe(report: Report) -> Report:
-        plan, release = report.plan, image_report().plan.cell.release
-        engine = release.engine.model_copy(update={"digest": IMAGE.digest})
+        release = changed(image_report().plan.cell.release, "engine", digest=IMAGE.digest)
         server = server_plan(loaded, selection, "balanced", IMAGE, release.engine.version, release.revision)
         cell = Cell(
             recipe=loaded.recipe.name,
-            release=release.model_copy(update={"model": server.model, "engine": engine}),
+            release=changed(release, model=server.model),
             variant=selection.variant_name,
             gpu_type=selection.gpu_type,
             profile="balanced",
         )
         parts = [Part(option=MODEL, name=server.model, revision=release.revision), *server.parts]
-        served = server.model_copy(update={"gpus": [0], "parts": parts})
-        return report.model_copy(update={"plan": plan.model_copy(update={"cell": cell, "server": served})})
+        return changed(report, "plan", cell=cell, server=changed(server, gpus=[0], parts=parts))
 
     (home / "store").mkdir()
     publish_report(open_store(default_store_url()), home / "runs", RUN, as_of_the_recipe)
@@ -146,12 +145,11 @@ def test_the_demos_report_is_the_readmes() -> None:
 
 @pytest.mark.usefixtures("desk", "believed")
 def test_every_command_that_needs_no_server_tells_what_the_tutorial_says(home: Path) -> None:
-    followed = 0
-    for command, documented in transcripts():
+    followed = list(transcripts())
+    assert len(followed) >= 10
+    for command, documented in followed:
         actual = alike(follow(command, home))
         assert agree(alike("\n".join(documented)), actual), "\n".join([f"$ {command}", *actual])
-        followed += 1
-    assert followed >= 10
 
 
 def test_every_option_of_the_tutorial_is_there() -> None:

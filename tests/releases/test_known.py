@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import MOST_SWAPS, ChangedError, MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_SWAPS, MissingObjectError, Store
 from vllm_qualify.releases.known import (
     AGAIN_AFTER_S,
     Known,
@@ -58,53 +58,53 @@ def known(store: Store) -> Known:
     return Known.model_validate_json(store.get(known_key(SOURCE)))
 
 
+@pytest.fixture
+def sighting(store: Store) -> Sighting:
+    """The only release that appeared since the first look."""
+    note_new(store, SOURCE, [], NOW)
+    (seen,) = note_new(store, SOURCE, at(1), NOW)
+    return seen
+
+
 def test_the_first_look_only_notes(store: Store) -> None:
     assert due(store, at(2, 1)) == []
     assert [(each.tags, each.noted, each.seen_at) for each in known(store).releases] == [
         (["v0.1.0"], True, NOW),
         (["v0.2.0"], True, NOW),
     ]
+    tag = store.read(known_key(SOURCE)).tag
     assert due(store, at(2, 1), AGAIN) == []
+    assert store.read(known_key(SOURCE)).tag == tag, "nothing is written where nothing changed"
 
 
-def test_what_is_new_is_due_the_oldest_first(store: Store) -> None:
-    note_new(store, SOURCE, at(1), NOW)
-    assert due(store, at(3, 2, 1)) == ["v0.2.0", "v0.3.0"]
+@pytest.mark.parametrize(
+    ("before", "after", "backfill", "expected"),
+    [
+        pytest.param(at(1), at(3, 2, 1), False, ["v0.2.0", "v0.3.0"], id="what is new, the oldest first"),
+        pytest.param([], at(1), False, ["v0.1.0"], id="new in a source that was empty"),
+        pytest.param(None, at(3, 2, 1), True, ["v0.3.0"], id="a backfill at the first look"),
+        pytest.param(at(2, 1), at(2, 1), True, ["v0.2.0"], id="a backfill of what was noted"),
+    ],
+)
+def test_what_is_due(
+    before: list[Available] | None, after: list[Available], backfill: bool, expected: list[str], store: Store
+) -> None:
+    if before is not None:
+        note_new(store, SOURCE, before, NOW)
+    assert due(store, after, backfill=backfill) == expected
+    assert due(store, [], backfill=backfill) == expected
 
 
-def test_a_source_that_was_empty_has_new_releases_only(store: Store) -> None:
-    note_new(store, SOURCE, [], NOW)
-    assert due(store, at(1)) == ["v0.1.0"]
-
-
-def test_a_backfill_makes_the_newest_due(store: Store) -> None:
-    assert due(store, at(3, 2, 1), backfill=True) == ["v0.3.0"]
-
-
-def test_a_backfill_of_what_was_noted(store: Store) -> None:
-    note_new(store, SOURCE, at(2, 1), NOW)
-    assert due(store, at(2, 1), backfill=True) == ["v0.2.0"]
-    assert due(store, [], backfill=True) == ["v0.2.0"]
-
-
-def test_what_was_emitted_is_due_again_only_later(store: Store) -> None:
-    note_new(store, SOURCE, [], NOW)
-    (sighting,) = note_new(store, SOURCE, at(1), NOW)
+def test_what_was_emitted_is_due_again_only_later_and_what_was_claimed_never(store: Store, sighting: Sighting) -> None:
     record_emission(store, SOURCE, sighting.key, NOW)
     assert due(store, at(1), AGAIN - timedelta(seconds=1)) == []
     assert due(store, at(1), AGAIN) == ["v0.1.0"]
-
-
-def test_what_was_claimed_is_never_due_again(store: Store) -> None:
-    note_new(store, SOURCE, [], NOW)
-    (sighting,) = note_new(store, SOURCE, at(1), NOW)
     assert claim(store, sighting.key, "run-1", NOW)
-    assert due(store, at(1)) == due(store, at(1), AGAIN) == due(store, at(1), backfill=True) == []
+    assert due(store, at(1), AGAIN) == due(store, at(1), AGAIN, backfill=True) == []
 
 
+@pytest.mark.usefixtures("sighting")
 def test_a_release_whose_tag_moved_on_before_it_was_emitted_is_still_due(store: Store) -> None:
-    note_new(store, SOURCE, [], NOW)
-    note_new(store, SOURCE, at(1), NOW)
     assert due(store, [Available(identity=digest(9), tags=["v0.1.0"])]) == ["v0.1.0", "v0.1.0"]
 
 
@@ -122,24 +122,12 @@ def test_tags_are_collected(store: Store) -> None:
     assert [each.tags for each in known(store).releases] == [["v0.1.0", "0.1.0"]]
 
 
-def test_the_last_emission_counts_whoever_records_it_last(store: Store) -> None:
-    note_new(store, SOURCE, [], NOW)
-    (sighting,) = note_new(store, SOURCE, at(1), NOW)
+def test_the_last_emission_counts_whoever_records_it_last(store: Store, sighting: Sighting) -> None:
     for when in (AGAIN, NOW):
         record_emission(store, SOURCE, sighting.key, when)
     assert known(store).releases[0].emitted_at == AGAIN
-
-
-def test_nothing_is_written_where_nothing_changed(store: Store) -> None:
-    note_new(store, SOURCE, at(1), NOW)
-    tag = store.read(known_key(SOURCE)).tag
-    note_new(store, SOURCE, at(1), AGAIN)
-    assert store.read(known_key(SOURCE)).tag == tag
-
-
-def test_an_emission_of_what_nobody_saw_is_a_defect(store: Store) -> None:
     with pytest.raises(ValueError, match="never seen"):
-        record_emission(store, SOURCE, release_key(SOURCE, digest(1)), NOW)
+        record_emission(store, SOURCE, release_key(SOURCE, digest(2)), NOW)
 
 
 # --- names
@@ -155,22 +143,18 @@ def test_a_release_has_one_key_and_one_event_whatever_its_tags() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "same_releases"),
     [
-        SOURCE.model_copy(update={"name": "vllm/vllm-openai-cpu"}),
-        SOURCE.model_copy(update={"recipe": "qwen"}),
-        ModelSource(name="vllm/vllm-openai", recipe="llama"),
+        (SOURCE.model_copy(update={"name": "vllm/vllm-openai-cpu"}), False),
+        (SOURCE.model_copy(update={"recipe": "qwen"}), False),
+        (ModelSource(name="vllm/vllm-openai", recipe="llama"), False),
+        (SOURCE.model_copy(update={"rule": VersionRule(versions=">=0.10")}), True),
     ],
+    ids=["repository", "recipe", "kind", "rule"],
 )
-def test_another_recipe_or_repository_has_another_key(other: Source) -> None:
-    assert release_key(other, digest(1)) != release_key(SOURCE, digest(1))
+def test_another_source_has_another_key_and_another_rule_alone_the_same_releases(other: Source, same_releases: bool) -> None:
     assert known_key(other) != known_key(SOURCE)
-
-
-def test_a_rule_that_changed_is_another_source_with_the_same_releases() -> None:
-    wider = SOURCE.model_copy(update={"rule": VersionRule(versions=">=0.10")})
-    assert known_key(wider) != known_key(SOURCE)
-    assert release_key(wider, digest(1)) == release_key(SOURCE, digest(1))
+    assert (release_key(other, digest(1)) == release_key(SOURCE, digest(1))) is same_releases
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9./:_-]{1,200}", fullmatch=True)
@@ -193,19 +177,16 @@ def test_one_run_gets_a_claim_and_keeps_it(store: Store) -> None:
         read_claim(store, key)
     assert [claim(store, key, by, NOW) for by in ("run-1", "run-2", "run-1")] == [True, False, True]
     assert (read_claim(store, key).by, read_claim(store, key).at) == ("run-1", NOW)
+    other = release_key(SOURCE, digest(2))
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda number: claim(store, other, f"run-{number}", NOW), range(16)))
+    assert Counter(got) == {True: 1, False: 15}
 
 
 @pytest.mark.parametrize("key", ["", "../x", "a/b", "A" * 64, "0" * 63])
 def test_a_claim_of_what_is_no_key_is_a_defect(key: str, store: Store) -> None:
     with pytest.raises(ValueError, match="not the key of a release"):
         claim(store, key, "run-1", NOW)
-
-
-def test_of_many_runs_at_once_one_gets_it(store: Store) -> None:
-    key = release_key(SOURCE, digest(1))
-    with ThreadPoolExecutor(8) as pool:
-        got = list(pool.map(lambda number: claim(store, key, f"run-{number}", NOW), range(16)))
-    assert Counter(got) == {True: 1, False: 15}
 
 
 # --- records that cannot be read
@@ -220,21 +201,14 @@ def test_a_record_of_another_version_is_left_alone(body: bytes, store: Store) ->
 
 
 def test_a_record_is_read_as_it_was_written(store: Store) -> None:
-    note_new(
-        store, ModelSource(name="org/tiny", recipe="llama", revision="main"), [Available(identity="9" * 40, tags=["main"])], NOW
-    )
+    source = ModelSource(name="org/tiny", recipe="llama", revision="main")
+    note_new(store, source, [Available(identity="9" * 40, tags=["main"])], NOW)
     (key,) = store.keys("releases/llama-model-org-tiny-")
     written = json.loads(store.get(key))
     assert written["source"] == {"kind": "model", "name": "org/tiny", "recipe": "llama", "revision": "main"}
-    (release,) = written["releases"]
-    assert release.pop("key") == release_key(ModelSource(name="org/tiny", recipe="llama"), "9" * 40)
-    assert release == {
-        "identity": "9" * 40,
-        "tags": ["main"],
-        "seen_at": "2026-01-31T12:00:00Z",
-        "emitted_at": None,
-        "noted": True,
-    }
+    key, seen = release_key(ModelSource(name="org/tiny", recipe="llama"), "9" * 40), "2026-01-31T12:00:00Z"
+    release = {"key": key, "identity": "9" * 40, "tags": ["main"], "seen_at": seen, "emitted_at": None, "noted": True}
+    assert written["releases"] == [release]
 
 
 # --- several at once
@@ -413,11 +387,3 @@ def test_without_a_claim_a_crash_would_have_it_handled_twice(store: Store, tmp_p
     world.consume()
     world.consume()
     assert [len(runs) for runs in world.handled.values()] == [1]
-
-
-def test_a_swap_that_meets_another_reads_again(store: Store) -> None:
-    note_new(store, SOURCE, at(1), NOW)
-    stale = store.read(known_key(SOURCE)).tag
-    note_new(store, SOURCE, at(2, 1), NOW)
-    with pytest.raises(ChangedError):
-        store.swap(known_key(SOURCE), b"{}", "application/json", stale)

@@ -17,8 +17,15 @@ from tests.releases.docker_registry import IDENTITY, PASSWORD, USER, WEBHOOK_SEC
 from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.login import Credentials, credentials_for
-from vllm_qualify.releases.registry import MANIFESTS, TAGS_PER_PAGE, ImageRepository, registry_and_path, releases_in
-from vllm_qualify.releases.source import Available, VersionRule
+from vllm_qualify.releases.registry import (
+    MANIFESTS,
+    TAGS_PER_PAGE,
+    ImageRepository,
+    available_at,
+    registry_and_path,
+    releases_in,
+)
+from vllm_qualify.releases.source import Available, ImageSource, VersionRule
 
 DIGEST = "sha256:" + "a" * 64
 
@@ -41,25 +48,21 @@ def test_versions_with_their_digests_newest_first(real: Registries) -> None:
     assert releases == [Available(identity=pushed[tag], tags=[tag]) for tag in newest_first]
 
 
-def test_a_tag_that_moved_is_at_its_new_digest(real: Registries) -> None:
+def test_a_tag_that_moved_is_at_its_new_digest_and_two_tags_on_one_are_one_release(real: Registries) -> None:
     first = real.push("a/moved", "v0.32.0", "first")
     assert releases_in(f"{real.open}/a/moved", ALL) == [Available(identity=first, tags=["v0.32.0"])]
     second = real.push("a/moved", "v0.32.0", "second")
     assert releases_in(f"{real.open}/a/moved", ALL) == [Available(identity=second, tags=["v0.32.0"])]
     assert first != second
+    real.push("a/moved", "0.32.0", "second")
+    assert releases_in(f"{real.open}/a/moved", ALL) == [Available(identity=second, tags=["v0.32.0", "0.32.0"])]
 
 
-def test_two_tags_on_one_digest_are_one_release(real: Registries) -> None:
-    digest = real.push("a/twice", "v0.32.0")
-    real.push("a/twice", "0.32.0")
-    assert releases_in(f"{real.open}/a/twice", ALL) == [Available(identity=digest, tags=["v0.32.0", "0.32.0"])]
-
-
-def test_the_digest_is_that_of_what_was_pushed_an_image_or_an_index(real: Registries) -> None:
+def test_the_digest_is_that_of_what_was_pushed_an_image_an_index_or_nothing(real: Registries) -> None:
     image = push_image(real.open, "a/kinds", "v1.0.0")
     indexes = [real.push("a/kinds", f"v1.0.{number}", media_type=MANIFESTS[place]) for number, place in ((1, 0), (2, 2))]
     with ImageRepository(f"{real.open}/a/kinds") as repository:
-        assert [repository.digest(f"v1.0.{number}") for number in range(3)] == [image, *indexes]
+        assert [repository.digest(f"v1.0.{number}") for number in range(4)] == [image, *indexes, None]
 
 
 def test_the_same_image_described_in_ocis_words_has_another_digest(real: Registries) -> None:
@@ -70,12 +73,6 @@ def test_the_same_image_described_in_ocis_words_has_another_digest(real: Registr
         body = text.replace(MANIFESTS[3], MANIFESTS[1]).encode()
         digest = real.push_manifest("a/oci", "oci", body, MANIFESTS[1])
         assert repository.digest("oci") == digest != docker
-
-
-def test_a_tag_that_is_not_there_has_no_digest(real: Registries) -> None:
-    real.push("a/gone", "v1.0.0")
-    with ImageRepository(f"{real.open}/a/gone") as repository:
-        assert repository.digest("v2.0.0") is None
 
 
 def test_no_such_repository_is_the_callers(real: Registries) -> None:
@@ -176,9 +173,15 @@ def test_its_own_webhook_makes_the_fleet_look(real: Registries, monkeypatch: pyt
 
 # --- answers that the real one does not give
 
+TOLD = Answer(headers={"Docker-Content-Digest": DIGEST})
+
 
 def tags(*names: str, **headers: str) -> Answer:
     return Answer(body=json.dumps({"name": "x", "tags": list(names)}).encode(), headers=headers)
+
+
+def listing(listed: Answer, of_tag: Answer = TOLD) -> Callable[[Asked], Answer]:
+    return lambda asked: of_tag if asked.method == "HEAD" else listed
 
 
 def asked_of(answer: Callable[[Asked], Answer]) -> list[Available]:
@@ -207,29 +210,18 @@ def test_pages_are_followed_to_the_last(host: str) -> None:
         return tags(*PAGES[page], **({"Link": following} if page + 1 < len(PAGES) else {}))
 
     releases = asked_of(answer)
-    assert [release.tags for release in releases] == [
-        [tag] for page in reversed(PAGES) for tag in reversed(page_in_order(page))
-    ]
-
-
-def page_in_order(page: list[str]) -> list[str]:
-    return sorted(page, key=lambda tag: int(tag.rpartition(".")[2]))
+    assert [release.tags for release in releases] == [[tag] for page in reversed(PAGES) for tag in reversed(page)]
 
 
 def test_a_page_that_comes_again_is_the_last() -> None:
-    def answer(asked: Asked) -> Answer:
-        if asked.method == "HEAD":
-            return Answer(headers={"Docker-Content-Digest": DIGEST})
-        return tags("v1.0.0", Link='</v2/x/tags/list?n=100&last=v1.0.0>; rel="next"')
-
-    assert asked_of(answer) == [Available(identity=DIGEST, tags=["v1.0.0"])]
+    again = tags("v1.0.0", Link='</v2/x/tags/list?n=100&last=v1.0.0>; rel="next"')
+    assert asked_of(listing(again)) == [Available(identity=DIGEST, tags=["v1.0.0"])]
 
 
 def test_a_tag_that_goes_meanwhile_is_left_out() -> None:
     def answer(asked: Asked) -> Answer:
-        if asked.method == "HEAD":
-            return Answer(404) if asked.path.endswith("v2.0.0") else Answer(headers={"Docker-Content-Digest": DIGEST})
-        return tags("v1.0.0", "v2.0.0")
+        of_tag = Answer(404) if asked.path.endswith("v2.0.0") else TOLD
+        return listing(tags("v1.0.0", "v2.0.0"), of_tag)(asked)
 
     assert asked_of(answer) == [Available(identity=DIGEST, tags=["v1.0.0"])]
 
@@ -244,31 +236,34 @@ def test_a_registry_that_tells_no_digest_gives_the_manifest() -> None:
     assert asked_of(answer) == [Available(identity=f"sha256:{hashlib.sha256(body).hexdigest()}", tags=["v1.0.0"])]
 
 
+def test_an_image_has_what_its_rule_lets_through() -> None:
+    with serving(listing(tags("v0.12.0", "v0.13.0"))) as service:
+        source = ImageSource(name=f"{service.address}/vllm", recipe="llama", rule=VersionRule(versions="<0.13"))
+        assert available_at(source) == [Available(identity=DIGEST, tags=["v0.12.0"])]
+
+
 def test_a_repository_without_tags_has_no_releases() -> None:
     assert asked_of(lambda _: Answer(body=b'{"name": "x", "tags": null}')) == []
 
 
-REFUSALS = [
-    (401, "login-required", HostError, False),
-    (403, "login-required", HostError, False),
-    (404, "image-missing", CallerError, False),
-    (429, "registry-rate-limit", HostError, True),
-    (500, "registry-unreachable", HostError, True),
-    (503, "registry-unreachable", HostError, True),
-    (418, "registry-unknown", HostError, False),
-]
-
-
-@pytest.mark.parametrize(("status", "kind", "whose", "retry"), REFUSALS)
-def test_a_refusal_names_who_must_act(status: int, kind: str, whose: type[QualifyError], retry: bool) -> None:
-    error = failure_of(lambda _: Answer(status))
-    assert (error.kind, type(error), error.retry, error.place) == (kind, whose, retry, "watch")
-
-
-@pytest.mark.parametrize(("status", "kind", "whose", "retry"), [row for row in REFUSALS if row[0] != 404])
-def test_so_does_a_refusal_of_one_tag(status: int, kind: str, whose: type[QualifyError], retry: bool) -> None:
-    error = failure_of(lambda asked: Answer(status) if asked.method == "HEAD" else tags("v1.0.0"))
-    assert (error.kind, type(error), error.retry) == (kind, whose, retry)
+@pytest.mark.parametrize(
+    ("status", "kind", "whose", "retry"),
+    [
+        (401, "login-required", HostError, False),
+        (403, "login-required", HostError, False),
+        (404, "image-missing", CallerError, False),
+        (429, "registry-rate-limit", HostError, True),
+        (500, "registry-unreachable", HostError, True),
+        (503, "registry-unreachable", HostError, True),
+        (418, "registry-unknown", HostError, False),
+    ],
+)
+def test_a_refusal_of_all_or_of_one_tag_names_who_must_act(
+    status: int, kind: str, whose: type[QualifyError], retry: bool
+) -> None:
+    for answer in (listing(Answer(status)), *([listing(tags("v1.0.0"), Answer(status))] if status != 404 else [])):
+        error = failure_of(answer)
+        assert (error.kind, type(error), error.retry, error.place) == (kind, whose, retry, "watch")
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b"null"])
@@ -278,7 +273,7 @@ def test_what_is_no_list_of_tags_is_no_registry(body: bytes) -> None:
 
 def test_a_digest_of_another_kind_is_refused() -> None:
     strange = Answer(headers={"Docker-Content-Digest": "md5:abc"})
-    assert failure_of(lambda asked: strange if asked.method == "HEAD" else tags("v1.0.0")).kind == "registry-unknown"
+    assert failure_of(listing(tags("v1.0.0"), strange)).kind == "registry-unknown"
 
 
 def test_nobody_answers() -> None:

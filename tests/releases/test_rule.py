@@ -9,47 +9,25 @@ from pydantic import ValidationError
 from vllm_qualify.releases.source import VersionRule, version_in
 
 # Of vllm/vllm-openai, and of registries that name theirs in another way.
-TAGS = [
-    "latest",
-    "nightly",
-    "nightly-0b25498990f01ea2553c02731d6e2ce2d550156a",
-    "v0.9.2",
-    "v0.11.2",
-    "v0.12.0",
-    "v0.12.0-aarch64",
-    "v0.12.0-x86_64",
-    "v0.13.0-cu130",
-    "v0.13.0rc1",
-    "0.13.0",
-    "v0.9.10",
-    "v0.32.0",
-    "v0.32.0.post1",
-    "v0.32.1.dev3",
-    "v0.33.0rc2",
-    "cu130-nightly",
-    "20260131",
-    "2026.01",
-    "0.14.0-1",
-    "sha256-0123.sig",
-    "deploy",
-]
+TAGS = """
+    latest nightly nightly-0b25498990f01ea2553c02731d6e2ce2d550156a v0.9.2 v0.11.2 v0.12.0 v0.12.0-aarch64 v0.12.0-x86_64
+    v0.13.0-cu130 v0.13.0rc1 0.13.0 v0.9.10 v0.32.0 v0.32.0.post1 v0.32.1.dev3 v0.33.0rc2 cu130-nightly 20260131 2026.01
+    0.14.0-1 sha256-0123.sig deploy
+"""
 
 
-def test_stable_versions_from_0_12_newest_first() -> None:
-    assert VersionRule().newest_first(TAGS) == ["v0.32.0.post1", "v0.32.0", "0.13.0", "v0.12.0"]
-
-
-def test_versions_before_the_final_one_where_they_are_wanted() -> None:
-    ordered = VersionRule(stable=False).newest_first(TAGS)
-    assert ordered == ["v0.33.0rc2", "v0.32.1.dev3", "v0.32.0.post1", "v0.32.0", "0.13.0", "v0.13.0rc1", "v0.12.0"]
-
-
-def test_a_range_of_versions() -> None:
-    assert VersionRule(versions=">=0.9.5,<0.12").newest_first(TAGS) == ["v0.11.2", "v0.9.10"]
-
-
-def test_two_tags_of_one_version_are_neighbours() -> None:
-    assert VersionRule().newest_first(["0.13.0", "v0.12.0", "v0.13.0"]) == ["v0.13.0", "0.13.0", "v0.12.0"]
+@pytest.mark.parametrize(
+    ("rule", "tags", "ordered"),
+    [
+        (VersionRule(), TAGS, "v0.32.0.post1 v0.32.0 0.13.0 v0.12.0"),
+        (VersionRule(stable=False), TAGS, "v0.33.0rc2 v0.32.1.dev3 v0.32.0.post1 v0.32.0 0.13.0 v0.13.0rc1 v0.12.0"),
+        (VersionRule(versions=">=0.9.5,<0.12"), TAGS, "v0.11.2 v0.9.10"),
+        (VersionRule(), "0.13.0 v0.12.0 v0.13.0", "v0.13.0 0.13.0 v0.12.0"),
+    ],
+    ids=["stable from 0.12", "also before the final one", "a range", "two tags of a version are neighbours"],
+)
+def test_versions_come_newest_first(rule: VersionRule, tags: str, ordered: str) -> None:
+    assert rule.newest_first(tags.split()) == ordered.split()
 
 
 def test_a_range_that_is_none_is_refused() -> None:

@@ -47,13 +47,14 @@ HOSTILE = (SCRIPT, IMAGE, MARKUP)
 
 # Three of the server's course, four of the soak, the sweep's curve, and the repeats of two throughputs and two latencies.
 CHARTS = 3 + 4 + 1 + 4
-RUN_ID = "20260314T092653Z-5f3d19"
+RUN_ID, THEIR_RUN = "20260314T092653Z-5f3d19", "20260201T101112Z-ba5e11"
 BEGAN = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 QUESTIONS = 1319
 AT = Sides(0.05, 0.05)
 WORDS = [
     f"{a}{b}" for a in ("con", "de", "pro", "in", "per", "sub") for b in ("tain", "fer", "ject", "sist", "form", "vert", "s")
 ]
+SMOKE = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
 THROUGHPUTS = {"request_throughput_req_s": 12.31, "output_throughput_tok_s": 12608.4, "total_throughput_tok_s": 25216.9}
 LATENCIES = {"ttft": 182.4, "tpot": 18.93, "itl": 18.71, "e2el": 19562.0}
 STATISTICS = {"mean": 1.0, "p50": 0.94, "p90": 1.21, "p99": 1.83}
@@ -77,7 +78,7 @@ def passed_report() -> Report:
 def not_passed_report() -> Report:
     """A failing accuracy gate, an inconclusive one, invalid load measurements, and hostile text."""
     plan = _plan(f"acme/{SCRIPT}{MARKUP}", variant_model=IMAGE)
-    loads = [invalid(name, INVALID_LOAD, "load/bench-*.json") for name in _load_metrics()]
+    loads = [invalid(name, INVALID_LOAD, "load/bench-*.json") for name, metric in METRICS.items() if metric.stage == "load"]
     return _report(plan, _smoke(), _accuracy(940), loads, rejudged_from="20260313T201500Z-0a1b2c")
 
 
@@ -128,15 +129,8 @@ def compared_report() -> Report:
         PublishedScore(score=0.899, source="https://example.org/" + "a-long-address/" * 20, api="chat", num_fewshot=0),
         PublishedScore(score=0.3, source=f"card {SCRIPT}", of=IMAGE, note=f"{MARKUP}{CONTROL}", metric="acc"),
     ]
-    waiver = Waiver(
-        gate="output_throughput_tok_s against the baseline",
-        gpu_type="h200",
-        variant="fp8",
-        profile="throughput",
-        owner=f"release@example.org {SCRIPT}",
-        reason=f"slower by the new sampler {MARKUP}",
-        expires=date(2026, 6, 30),
-    )
+    reason = f"slower by the new sampler {MARKUP}"
+    waiver = waiver_of("output_throughput_tok_s against the baseline", f"release@example.org {SCRIPT}", reason)
     plan = changed(
         report.plan,
         accuracy=[changed(task, "settings", published=published)],
@@ -154,17 +148,28 @@ def compared_report() -> Report:
     return changed(report, plan=plan, stages=stages, judged_on=f"gpu-7 {SCRIPT}", judgement=judgement)
 
 
-def _baseline(plan: CellPlan) -> Baseline:
-    packages = plan.cell.release.engine.packages | {"vllm": "0.31.0", "torch": "2.12.1"}
-    engine = {"version": "0.31.0", "digest": f"sha256:{_sha('before')}", "packages": packages}
+def waiver_of(gate: str, owner: str, reason: str) -> Waiver:
+    cell = {"gpu_type": "h200", "variant": "fp8", "profile": "throughput"}
+    return Waiver(gate=gate, owner=owner, reason=reason, expires=date(2026, 6, 30), **cell)
+
+
+def baseline_of(plan: CellPlan, run_id: str = "") -> Baseline:
+    """The run of this plan, as a later plan has it for its baseline."""
     return Baseline(
-        run_id="20260201T101112Z-ba5e11",
-        cell=changed(plan.cell, "release.engine", **engine),
-        fingerprint=plan.fingerprint.model_copy(update={"driver": "565.57.01"}),
-        client_version="0.31.0",
+        run_id=run_id or plan.run_id,
+        cell=plan.cell,
+        fingerprint=plan.fingerprint,
+        client_version=plan.client_version,
         accuracy=[task.settings for task in plan.accuracy],
         load=plan.load,
     )
+
+
+def _baseline(plan: CellPlan) -> Baseline:
+    packages = plan.cell.release.engine.packages | {"vllm": "0.31.0", "torch": "2.12.1"}
+    engine = {"version": "0.31.0", "digest": f"sha256:{_sha('before')}", "packages": packages}
+    before = changed(baseline_of(plan, THEIR_RUN), "cell.release.engine", **engine)
+    return changed(changed(before, "fingerprint", driver="565.57.01"), client_version="0.31.0")
 
 
 def _make_before(plan: CellPlan) -> Before:
@@ -178,7 +183,7 @@ def _make_before(plan: CellPlan) -> Before:
         for row in _load()
     ]
     return Before(
-        run_id="20260201T101112Z-ba5e11",
+        run_id=THEIR_RUN,
         judged_at=BEGAN - timedelta(days=40),
         server=server,
         measurements=[*slower, *_accuracy(1120)],
@@ -192,7 +197,7 @@ def _curve_point(clients: int, per_gpu: float, per_user: float, is_on_front: boo
 
 
 def _comparisons() -> list[Measurement]:
-    about = {"against": "20260201T101112Z-ba5e11", "sample_count": 2638}
+    about = {"against": THEIR_RUN, "sample_count": 2638}
     asked, interval = {"task": "gsm8k", "filter": "strict-match"}, Interval(lower=0.0041, upper=0.0263)
     return [
         valid("exact_match", 0.0152, "answers", interval=interval, **asked, **about),
@@ -217,7 +222,7 @@ def _questions(flips: int = 6) -> ScoredQuestions:
         task="gsm8k",
         metric="exact_match",
         filter="strict-match",
-        against="20260201T101112Z-ba5e11",
+        against=THEIR_RUN,
         numbers=list(range(QUESTIONS)),
         ours=[0.0 if number in lost else None if number == 100 else 1.0 for number in range(QUESTIONS)],
         theirs=[1 / 3 if number in gained else 1.0 for number in range(QUESTIONS)],
@@ -269,7 +274,7 @@ def largest_report(most_flips: int = MOST_FLIPS, characters: int = MOST_CHARACTE
         task="mmlu_pro",
         metric="exact_match",
         filter="custom-extract",
-        against="20260201T101112Z-ba5e11",
+        against=THEIR_RUN,
         numbers=list(range(count)),
         ours=[0.0 if number in lost else 1.0 for number in range(count)],
         theirs=[0.0 if number % every == 0 and number not in lost else 1.0 for number in range(count)],
@@ -471,9 +476,8 @@ def _plan(model: str, variant_model: str = "") -> CellPlan:
 
 
 def _gates() -> list[Gate]:
-    smoke = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
     return [
-        *(gate_of(metric=name, minimum=1.0, unit="bool") for name in smoke),
+        *(gate_of(metric=name, minimum=1.0, unit="bool") for name in SMOKE),
         gate_of(metric="exact_match", task="gsm8k", filter="strict-match", minimum=0.775, unit="fraction"),
         gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.7, unit="fraction"),
         gate_of(metric="output_throughput_tok_s", minimum=12000.0, unit="tok/s"),
@@ -483,8 +487,7 @@ def _gates() -> list[Gate]:
 
 
 def _smoke() -> list[Measurement]:
-    names = [name for name in METRICS if name.startswith("smoke_") and name != "smoke_golden"]
-    return [valid(name, 1.0, "smoke/replies.json", sample_count=2) for name in names]
+    return [valid(name, 1.0, "smoke/replies.json", sample_count=2) for name in SMOKE]
 
 
 def _accuracy(right: int) -> list[Measurement]:
@@ -503,10 +506,6 @@ def _accuracy(right: int) -> list[Measurement]:
         )
         for name, count in counts.items()
     ]
-
-
-def _load_metrics() -> list[str]:
-    return [metric.name for metric in METRICS.values() if metric.stage == "load"]
 
 
 def _load() -> list[Measurement]:

@@ -7,7 +7,6 @@ import pytest
 
 from tests.report.builder import (
     compared_report,
-    crowded_report,
     detailed_report,
     image_report,
     largest_report,
@@ -45,7 +44,6 @@ hostile_page = page_of(not_passed_report)
 image_page = page_of(image_report)
 detailed_page = page_of(detailed_report)
 compared_page = page_of(compared_report)
-crowded_page = page_of(crowded_report)
 largest_page = page_of(largest_report)
 
 

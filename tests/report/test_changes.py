@@ -6,21 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from tests.builders.changed import changed
 from tests.builders.loads import CAPTURED as CAPTURED_LOAD
-from tests.report.builder import compared_report, detailed_report, image_report, page_link, passed_report
+from tests.report.builder import (
+    THEIR_RUN,
+    baseline_of,
+    compared_report,
+    detailed_report,
+    image_report,
+    page_link,
+    passed_report,
+)
 from vllm_qualify.cli.commands import app
 from vllm_qualify.engine.image import parse_reference
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.measurement import invalid
-from vllm_qualify.plan.cell import Baseline, CellPlan
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import within_budget
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.report import points
-from vllm_qualify.report.before import Before, Drift, find_drift, read_before
-from vllm_qualify.report.changes import Changes, ConfigRow, changes_of, why_none
+from vllm_qualify.report.before import find_drift, read_before
+from vllm_qualify.report.changes import Changes, ConfigRow, changes_of
 from vllm_qualify.report.details import details_of
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
@@ -29,21 +38,12 @@ from vllm_qualify.report.points import cost, effort, latency_rows, strips
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.words import DASH, NO_BREAK
 
-THEN = detailed_report().model_copy(update={"run_id": "20260201T101112Z-ba5e11"})
+THEN = detailed_report().model_copy(update={"run_id": THEIR_RUN})
 
 
 def compare_with(report: Report, **changes: Any) -> CellPlan:
     """The approved report's plan with this one as its baseline."""
-    then, plan = report.plan, passed_report().plan
-    before = Baseline(
-        run_id=report.run_id,
-        cell=then.cell,
-        fingerprint=then.fingerprint,
-        client_version=then.client_version,
-        accuracy=[task.settings for task in then.accuracy],
-        load=then.load,
-    )
-    return changed(plan, **{"baseline": before} | changes)
+    return changed(passed_report().plan, baseline=baseline_of(report.plan, report.run_id), **changes)
 
 
 @pytest.fixture
@@ -52,11 +52,6 @@ def evidence(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "report.json").write_text(THEN.model_dump_json(indent=2))
     return folder.parent
-
-
-def change_baseline(evidence: Path, **changes: Any) -> None:
-    path = evidence / "baseline" / "report.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def spaced(text: str) -> str:
@@ -77,16 +72,6 @@ def test_the_baselines_report_is_read(evidence: Path) -> None:
     assert before.load_measured == "then"
 
 
-def test_a_report_of_before_there_were_details_is_read_too(evidence: Path) -> None:
-    path = evidence / "baseline" / "report.json"
-    older = json.loads(path.read_text())
-    del older["details"]
-    path.write_text(json.dumps(older))
-    before = read_before(compare_with(THEN), evidence)
-    assert before is not None
-    assert before.curve == []
-
-
 def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> None:
     shape = {"input_len": 16, "output_len": 8, "max_concurrency": 4, "num_prompts": 40, "num_warmups": 4}
     settings = Load.model_validate({**shape, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.5})
@@ -100,42 +85,40 @@ def test_a_load_in_turns_is_the_one_that_was_measured_beside(evidence: Path) -> 
     assert [row.metric for row in before.measurements].count("startup_s") == 1
 
 
-def test_without_a_baseline_there_is_none(tmp_path: Path) -> None:
-    assert read_before(passed_report().plan, tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"run_id": "20260101T000000Z-000000"}, "the report is of run 20260101T000000Z-000000"),
         ({"plan": {}}, "validation error"),
+        (None, "No such file or directory: report.json"),
     ],
 )
-def test_a_report_that_cannot_be_used_is_reported(evidence: Path, changes: dict[str, Any], reason: str) -> None:
-    change_baseline(evidence, **changes)
+def test_a_report_that_cannot_be_used_is_reported(evidence: Path, changes: dict[str, Any] | None, reason: str) -> None:
+    path = evidence / "baseline" / "report.json"
+    if changes is None:
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     details = details_of(compare_with(THEN), evidence)
     assert details.before is None
-    assert [note for note in details.notes if note.startswith("baseline: no usable evidence: ")]
-    assert reason in details.notes[0]
-
-
-def test_a_missing_report_is_reported(tmp_path: Path) -> None:
-    details = details_of(compare_with(THEN), tmp_path)
-    assert details.notes == ["baseline: no usable evidence: No such file or directory: report.json"]
+    (note,) = details.notes
+    assert note.startswith("baseline: no usable evidence: ")
+    assert reason in note
 
 
 # --- drift
 
 
-def test_drift_is_reported_by_the_catalogs_table() -> None:
+def test_drift_is_reported_by_the_catalogs_table_of_vllm() -> None:
     plan = passed_report().plan
     drift = find_drift(changed(plan, "server", arguments=plan.server.arguments | {"no-such-option": 1}))
     assert drift is not None
     assert (drift.version, drift.since) == ("0.32.0", None)
     assert [(each.kind, each.name) for each in drift.findings] == [("unknown-option", "no-such-option")]
+    assert find_drift(changed(plan, "server", kind="tensorrt-llm")) is None
 
 
-def test_defaults_that_changed_since_the_baselines_version_are_reported() -> None:
+def test_defaults_that_changed_since_the_baselines_version_and_a_missing_table_are_reported(tmp_path: Path) -> None:
     drift = find_drift(compare_with(changed(THEN, "plan.cell.release.engine", version="0.12.0")))
     assert drift is not None
     assert drift.since == "0.12.0"
@@ -143,16 +126,8 @@ def test_defaults_that_changed_since_the_baselines_version_are_reported() -> Non
     assert "false by default in 0.12.0 and true in 0.32.0" in defaults["async-scheduling"].told
     # The recipe gives it, so that its default does not matter.
     assert "gpu-memory-utilization" not in defaults
-
-
-def test_a_version_without_a_table_is_reported_as_missing(tmp_path: Path) -> None:
     details = details_of(changed(passed_report().plan, "cell.release.engine", version="0.1.0"), tmp_path)
-    assert details.drift is None
-    assert details.notes == ["drift: the catalog has no table of vLLM 0.1.0"]
-
-
-def test_another_engine_has_no_drift() -> None:
-    assert find_drift(changed(passed_report().plan, "server", kind="tensorrt-llm")) is None
+    assert (details.drift, details.notes) == (None, ["drift: the catalog has no table of vLLM 0.1.0"])
 
 
 # --- what changed
@@ -176,15 +151,11 @@ def test_settings_are_distinguished_by_what_became_of_them() -> None:
     assert ConfigRow("added", "environment", "NCCL_DEBUG", DASH, '"WARN"') in changes.config
 
 
-def test_the_same_settings_leave_no_row() -> None:
+def test_only_settings_that_differ_have_a_row_and_a_text_differs_from_a_number() -> None:
     report = compared_report()
-    changes = changes_in(changed(report, "details.before", server=report.plan.server))
-    assert changes.config == []
-    assert changes.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
-
-
-def test_text_and_number_differ() -> None:
-    report = compared_report()
+    same = changes_in(changed(report, "details.before", server=report.plan.server))
+    assert same.config == []
+    assert same.brief == "changed: engine, digest, hardware, load client, torch; settings: the same"
     text = changed(report.plan.server, arguments=report.plan.server.arguments | {"max-num-seqs": "256"})
     changes = changes_in(changed(report, "details.before", server=text))
     assert changes.config == [ConfigRow("changed", "option", "max-num-seqs", '"256"', "256")]
@@ -202,10 +173,9 @@ def test_each_gate_has_both_values_and_how_much_worse_it_is() -> None:
     assert "repeat 2" in ttft.because
 
 
-def test_a_cell_without_a_baseline_has_no_changes() -> None:
-    report = passed_report()
-    assert changes_of(report) is None
-    assert "No gate" in why_none(report.plan)
+def test_a_cell_without_a_baseline_has_no_changes(tmp_path: Path) -> None:
+    assert changes_of(passed_report()) is None
+    assert read_before(passed_report().plan, tmp_path) is None
 
 
 # --- the load
@@ -228,16 +198,19 @@ def test_repeats_are_points_within_their_drawing() -> None:
     )
 
 
-def test_an_invalid_load_has_no_points_and_no_percentiles() -> None:
+def test_an_invalid_load_has_no_points_no_percentiles_and_no_cost() -> None:
     report = passed_report()
     (load,) = (stage for stage in report.stages if stage.stage == "load")
     spoiled = changed(load, measurements=[invalid(row.metric, "3 failed", "load/") for row in load.measurements])
     report = changed(report, stages=[spoiled if stage == load else stage for stage in report.stages])
     assert strips(report) == []
     assert {text for row in latency_rows(report) for pair in row.percentiles for text in pair} == {DASH}
-    priced = changed(report, "plan", price_usd_gpu_hour=2.0)
-    assert cost(priced) == (DASH, "there is no valid output_throughput_tok_s")
     assert latency_rows(changed(report, stages=[])) == []
+    priced = [changed(each, "plan", price_usd_gpu_hour=3.6) for each in (report, passed_report())]
+    assert cost(priced[0]) == (DASH, "there is no valid output_throughput_tok_s")
+    shown, why = cost(priced[1])
+    assert shown == "0.07931 usd/Mtok"
+    assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
 
 
 def test_repeats_that_are_all_alike_are_still_drawn() -> None:
@@ -275,12 +248,9 @@ def test_the_load_took_what_its_stage_took_on_all_gpus_that_it_held() -> None:
     assert effort(loaded(report, 3, other)) == "3 repeats, 42 min, 167 GPU-min, $10.04"
     others = [stage for stage in report.stages if stage.stage != "load"]
     assert effort(changed(report, stages=others)) == ""
-
-
-def test_a_load_that_was_taken_over_names_the_run_that_it_cost() -> None:
-    report = loaded(passed_report(), 3)
-    stages = [changed(stage, taken_from="20260101T000000Z-abcdef") for stage in report.stages]
-    assert effort(changed(report, stages=stages)).endswith("$5.02, in run 20260101T000000Z-abcdef")
+    thrice = loaded(report, 3)
+    taken_over = [changed(stage, taken_from="20260101T000000Z-abcdef") for stage in thrice.stages]
+    assert effort(changed(thrice, stages=taken_over)).endswith("$5.02, in run 20260101T000000Z-abcdef")
 
 
 def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
@@ -294,20 +264,11 @@ def test_figures_of_whole_runs_say_so_wherever_the_load_is_shown() -> None:
     assert note not in page
 
 
-def test_the_cost_follows_from_price_gpus_and_throughput() -> None:
-    shown, why = cost(changed(passed_report(), "plan", price_usd_gpu_hour=3.6))
-    assert shown == "0.07931 usd/Mtok"
-    assert spaced(why) == "1 times 3.6 usd an hour for 12,608 tok/s; interval 0.07878 to 0.07985 usd/Mtok"
-
-
 # --- the command
 
 
 def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
-    from typer.main import get_command
-
-    command = get_command(app)
-    run = command.commands["run"]  # type: ignore[attr-defined]
+    run = get_command(app).commands["run"]  # type: ignore[attr-defined]
     known = {name for parameter in run.params for name in parameter.opts}
     for report in (passed_report(), image_report(), compared_report()):
         plan = within_budget(changed(report.plan, price_usd_gpu_hour=2.5), 900.0)
@@ -316,19 +277,15 @@ def test_every_option_of_the_command_is_one_of_the_command_line() -> None:
         assert len(given) == len(set(given))
 
 
-def test_an_image_is_named_by_its_digest() -> None:
-    plan = image_report().plan
-    command = rerun(plan)
+def test_an_image_is_named_by_its_digest_and_a_baseline_is_made_one_again() -> None:
+    command = rerun(image_report().plan)
     for option in ("--image", "--client-image"):
         named = parse_reference(command[command.index(option) + 1], "linux/arm64")
         assert named.digest
         assert named.tag is None
-
-
-def test_a_run_that_is_to_be_a_baseline_is_made_one_again() -> None:
-    plan = passed_report().plan.model_copy(update={"establishes": True})
-    assert rerun(plan)[-1] == "--establish-baseline"
-    assert "--baseline" not in rerun(plan)
+    command = rerun(changed(passed_report().plan, establishes=True))
+    assert command[-1] == "--establish-baseline"
+    assert "--baseline" not in command
 
 
 @pytest.mark.parametrize(("recipe", "allowed"), [("mine", True), ("reference", False)])
@@ -340,11 +297,3 @@ def test_code_that_ran_is_shown_and_allowed_again(recipe: str, allowed: bool) ->
     trusting = changed(changed(report, "plan.cell", recipe=recipe), "plan", code=[line])
     assert dict(facts(trusting))["Trusts code"] == line
     assert ("--allow-code" in rerun(trusting.plan)) is allowed
-
-
-def test_details_with_a_baseline_are_read_back() -> None:
-    report = compared_report()
-    read_back = Report.model_validate_json(report.model_dump_json())
-    assert read_back == report
-    assert isinstance(read_back.details.before, Before)
-    assert isinstance(read_back.details.drift, Drift)

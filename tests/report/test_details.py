@@ -16,7 +16,7 @@ from tests.builders.startup_logs import CPU_LOG, CPU_STARTUP_S, LAUNCHED
 from tests.builders.watched import CAPTURED as WATCHED
 from tests.builders.watched import ENOUGH
 from tests.fakes.capacity import Capacity
-from tests.report.builder import course, detailed_report, passed_report
+from tests.report.builder import course, passed_report
 from vllm_qualify.engine.watch import SCRAPES
 from vllm_qualify.evidence.load import speculation, sweep
 from vllm_qualify.evidence.load.fitting import FIT_RESULT, Tried, Try
@@ -29,7 +29,7 @@ from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.searches import Fit, Soak, Sweep
 from vllm_qualify.report.before import Drift
 from vllm_qualify.report.details import MOST_SAMPLES, Details, details_of, thin_course
-from vllm_qualify.report.model import Report, read_report
+from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.report.sections import soak_figures
 from vllm_qualify.runs import folder, judging
@@ -94,8 +94,9 @@ def as_if_watched(load: Load, into: Path) -> None:
 
 
 def test_everything_is_read(evidence: Path) -> None:
-    details = details_of(plan_of(), evidence)
-    assert (details.notes, details.course_notes) == ([], [])
+    gained = valid("speculative_speedup", 1.25, "speculation/", sample_count=4)
+    details = details_of(plan_of(), evidence, [gained])
+    assert (details.notes, details.course_notes, details.speedups) == ([], [], [gained])
     assert details.sweep is not None
     assert details.sweep == sweep.parse_sweep(evidence / "sweep", sweep_plan(plan_of()))
     assert [point.clients for point in details.sweep.curve] == [1, 4]
@@ -134,11 +135,6 @@ def test_how_long_gpus_idled_is_read_of_a_server_that_had_some(evidence: Path) -
     assert "GPU 0's use is known for only 0 of 600 s" in (details.idle.because or "")
     (evidence / "serve" / "host.jsonl").unlink()
     assert "idle GPUs: no usable evidence: No such file or directory: host.jsonl" in details_of(plan, evidence).notes
-
-
-def test_gains_that_no_gate_asks_for_are_kept(evidence: Path) -> None:
-    gained = valid("speculative_speedup", 1.25, "speculation/", sample_count=4)
-    assert details_of(plan_of(), evidence, [gained]).speedups == [gained]
 
 
 @pytest.mark.parametrize(
@@ -207,15 +203,13 @@ def test_a_thinned_course_keeps_peaks_dips_gaps_and_ends() -> None:
 
 
 def test_the_samples_of_a_thinned_course_are_those_that_were() -> None:
-    long = course(1000)
-    short = thin_course(long, 50)
+    long, short = course(1000), thin_course(course(1000), 50)
     assert len(short.time_s) <= 50
     whole = [set(zip(*of.model_dump().values(), strict=True)) for of in (short, long)]
     assert whole[0] < whole[1]
-
-
-def test_a_course_that_is_short_enough_stays_as_it_is() -> None:
     assert thin_course(course(MOST_SAMPLES)) == course(MOST_SAMPLES)
+    with pytest.raises(ValueError, match="fewer than 14 samples"):
+        thin_course(course(100), 13)
 
 
 def test_every_line_may_jump_in_every_sample() -> None:
@@ -224,25 +218,6 @@ def test_every_line_may_jump_in_every_sample() -> None:
     names = ("running", "waiting", "kv_cache_usage", "output_tok_s")
     jumping = Series.model_validate({"time_s": [float(at) for at in range(count)]} | dict(zip(names, lines, strict=True)))
     assert 100 < len(thin_course(jumping).time_s) <= MOST_SAMPLES
-
-
-def test_too_few_samples_to_thin_to_are_refused() -> None:
-    with pytest.raises(ValueError, match="fewer than 14 samples"):
-        thin_course(course(100), 13)
-
-
-def test_an_older_report_has_no_details(approved: Report) -> None:
-    older = approved.model_dump(mode="json")
-    del older["details"]
-    assert read_report(json.dumps(older), "here").details == Details()
-
-
-def test_a_report_of_before_baselines_were_shown_is_read() -> None:
-    older = detailed_report().model_dump(mode="json")
-    del older["judged_on"]
-    for name in ("before", "drift", "questions"):
-        del older["details"][name]
-    assert read_report(json.dumps(older), "here") == detailed_report()
 
 
 def test_a_run_that_is_judged_has_its_details_in_report_and_page(

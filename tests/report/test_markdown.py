@@ -10,8 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from tests.builders.changed import changed
-from tests.report.builder import HOSTILE, image_report, not_passed_report, passed_report
-from vllm_qualify.recipe.gates import Waiver
+from tests.report.builder import HOSTILE, image_report, not_passed_report, passed_report, waiver_of
 from vllm_qualify.report import head, words
 from vllm_qualify.report.markdown import artifact_key, escape_text, first_screen
 from vllm_qualify.report.model import Report
@@ -19,16 +18,8 @@ from vllm_qualify.secrets import plain
 
 PAGE = "https://store.example/reports/a cell/report.html"
 ESCAPES = (
-    "# x",
-    "**x**",
-    "[x](javascript:alert(1))",
-    "![x](http://e)",
-    "`x`",
-    "a | b",
-    "<b>x</b>",
-    "&lt;b&gt;",
-    "~~x~~",
-    "x\\",
+    *("# x", "**x**", "[x](javascript:alert(1))", "![x](http://e)", "`x`"),
+    *("a | b", "<b>x</b>", "&lt;b&gt;", "~~x~~", "x\\"),
 )
 LINKING = ("http://evil.example", "<http://evil.example>", "www.evil.example", "a@evil.example", "[x]: http://evil.example")
 
@@ -71,8 +62,7 @@ def test_it_tells_what_keeps_the_cell_from_being_approved(not_approved: Report) 
 
 
 def test_a_waiver_is_reported_with_its_owner(not_approved: Report) -> None:
-    about = {"gate": "ttft_p99_ms", "gpu_type": "h200", "variant": "fp8", "profile": "throughput"}
-    waiver = Waiver(owner="Grace [/ops]", reason="**known**", expires=not_approved.created_at.date(), **about)
+    waiver = waiver_of("ttft_p99_ms", "Grace [/ops]", "**known**")
     judged = not_approved.judgement.gates
     gates = [changed(gate, waiver=waiver) if gate.gate.label == waiver.gate else gate for gate in judged]
     waived = changed(not_approved, "judgement", gates=gates)
@@ -84,10 +74,8 @@ def test_outside_text_is_markup_neither_in_markdown_nor_in_html(not_approved: Re
     markup = {"html_inline", "html_block", "image", "code_inline", "fence", "em_open"}
     assert not {token.type for token in _tokens(shown)} & markup
     assert _links(shown) == ["https://store.example/reports/a%20cell/report.html"]
-    for text in HOSTILE:
-        assert text in _text(shown)
-    for sign in ("<script", "<img", "\x1b", "\u202e"):
-        assert sign not in shown
+    assert [text for text in HOSTILE if text not in _text(shown)] == []
+    assert [sign for sign in ("<script", "<img", "\x1b", "\u202e") if sign in shown] == []
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, *ESCAPES, *LINKING])

@@ -11,7 +11,7 @@ from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import published_rows, render_page
 
-CARD = "https://huggingface.co/acme/model"
+CARD, LONGEST = "https://huggingface.co/acme/model", "longest reply, in tokens"
 
 
 def report_with(*published: PublishedScore, longest: int | None = 256) -> Report:
@@ -31,37 +31,29 @@ def test_a_published_score_is_beside_ours_with_its_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "differs"),
+    ("asked", "longest", "differs"),
     [
-        ({"num_fewshot": 5, "api": "completions", "max_gen_toks": 256}, []),
+        ({"num_fewshot": 5, "api": "completions", "max_gen_toks": 256}, 256, []),
         (
             {"num_fewshot": 0, "api": "chat", "max_gen_toks": 32768, "note": "sampled"},
-            [
-                "shots: 0 there, 5 here",
-                "API: chat there, completions here",
-                "longest reply, in tokens: 32,768 there, 256 here",
-                "sampled",
-            ],
+            256,
+            ["shots: 0 there, 5 here", "API: chat there, completions here", f"{LONGEST}: 32,768 there, 256 here", "sampled"],
         ),
         (
             {},
-            [
-                "shots: not said there, 5 here",
-                "API: not said there, completions here",
-                "longest reply, in tokens: not said there, 256 here",
-            ],
+            256,
+            ["shots: not said there, 5 here", "API: not said there, completions here", f"{LONGEST}: not said there, 256 here"],
+        ),
+        (
+            {"num_fewshot": 5, "api": "completions", "max_gen_toks": 256},
+            None,
+            [f"{LONGEST}: 256 there, the task's own, or else 256, here"],
         ),
     ],
 )
-def test_what_differs_in_the_asking_is_said(asked: dict[str, Any], differs: list[str]) -> None:
-    (row,) = published_rows(report_with(PublishedScore(score=0.9, source="card", **asked)))
+def test_what_differs_in_the_asking_is_said(asked: dict[str, Any], longest: int | None, differs: list[str]) -> None:
+    (row,) = published_rows(report_with(PublishedScore(score=0.9, source="card", **asked), longest=longest))
     assert row.differs == differs
-
-
-def test_a_longest_reply_that_the_task_may_say_is_no_number() -> None:
-    said = PublishedScore(score=0.9, source="card", num_fewshot=5, api="completions", max_gen_toks=256)
-    (row,) = published_rows(report_with(said, longest=None))
-    assert row.differs == ["longest reply, in tokens: 256 there, the task's own, or else 256, here"]
 
 
 def test_another_metric_has_no_score_of_ours() -> None:
@@ -81,10 +73,7 @@ def test_a_hostile_source_is_text(source: str) -> None:
     assert SCRIPT in page.text
 
 
-def test_a_web_address_is_a_link() -> None:
+def test_a_web_address_is_a_link_and_without_any_score_there_is_no_section() -> None:
     page = render_page(report_with(PublishedScore(score=0.9, source=f'{CARD}?a=1&b="x')), page_link)
     assert f'{CARD}?a=1&b="x' in Reader(page).having("href")
-
-
-def test_without_any_there_is_no_section() -> None:
     assert 'id="published"' not in render_page(passed_report(), page_link)

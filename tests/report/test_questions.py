@@ -14,7 +14,7 @@ from tests.builders.changed import changed
 from tests.builders.comparisons import QUESTIONS as ASKED
 from tests.builders.comparisons import ask, cell_plan, keep_baseline, loss_gate
 from tests.html import Reader
-from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Answering, hashed, right_but
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, Answering, hashed, right_but
 from tests.lm_eval_files import Reply as Scored
 from tests.report.builder import SCRIPT, compared_report, passed_report
 from vllm_qualify.evidence.accuracy.answers import write
@@ -62,11 +62,14 @@ def asked_twice(folder: Path, theirs: Answering, ours: Answering, brings_words: 
     return evidence
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
 def change_words(evidence: Path, question: int, **changes: Any) -> None:
     """What lm-eval wrote of a question here."""
     for path in (evidence / "accuracy" / "gsm8k").glob("r*/samples_*.jsonl"):
-        rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-        rows = [hashed(row | changes) if row["doc_id"] == question else row for row in rows]
+        rows = [hashed(row | changes) if row["doc_id"] == question else row for row in read_rows(path)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -122,13 +125,11 @@ def test_captured_samples_give_their_own_words(tmp_path: Path) -> None:
     assert (scored.lost, scored.gained) == (1, 1)
     lost, gained = scored.flips
     assert (lost.question, gained.question) == (9, 11)
-    assert lost.asked
-    assert lost.asked.text.startswith("Finn finds 27 books on Monday")
-    assert lost.target
-    assert lost.target.text.endswith("#### 49")
-    assert lost.ours
-    assert lost.ours.text.startswith(" On Tuesday Finn finds 27+14=<<27+14=41>>41 books.")
-    assert lost.theirs == Excerpt(text=f"then: {lost.ours.text}")
+    asked, target, theirs, ours = (each.text for each in lost.texts)
+    assert asked.startswith("Finn finds 27 books on Monday")
+    assert target.endswith("#### 49")
+    assert ours.startswith(" On Tuesday Finn finds 27+14=<<27+14=41>>41 books.")
+    assert theirs == f"then: {ours}"
     assert dict(zip(scored.numbers, scored.theirs, strict=True))[11] == 0.5
 
 
@@ -183,18 +184,14 @@ def test_without_a_baseline_the_questions_have_their_own_scores(tmp_path: Path) 
     assert set(scored.ways.values()) == {None}
 
 
-def test_a_baseline_that_cannot_be_read_is_reported_and_the_own_scores_stay(evidence: Path) -> None:
+def test_answers_that_cannot_be_read_leave_nothing_and_the_baselines_only_a_note(evidence: Path, tmp_path: Path) -> None:
     (evidence / "baseline" / answers_path("gsm8k")).write_text("{")
     scored = read_scored(evidence)
     assert (scored.theirs, scored.flips, scored.asked) == ([], [], len(ASKED))
     assert scored.notes[0].startswith("the baseline's answers cannot be read: ")
-
-
-def test_answers_that_cannot_be_read_leave_nothing(evidence: Path, tmp_path: Path) -> None:
     assert score_questions(AGAINST, tmp_path / "elsewhere") == []
     for path in (evidence / "accuracy" / "gsm8k").glob("r1-b1/samples_*"):
         path.write_text("{")
-    assert score_questions(AGAINST, evidence) == []
     assert details_of(AGAINST, evidence).questions == []
 
 
@@ -218,7 +215,6 @@ def test_what_was_thought_is_apart_from_the_answer(evidence: Path) -> None:
 def keep_replies(folder: Path, cut: int, thinking: str) -> None:
     """What the worker keeps beside lm-eval's files: one answer was cut, and each was thought about."""
     for step in folder.glob("r*-b*"):
-        rows = [json.loads(line) for line in next(step.glob("samples_*.jsonl")).read_text().split("\n") if line]
         kept = [
             Reply(
                 prompt_hash=row["prompt_hash"],
@@ -226,7 +222,7 @@ def keep_replies(folder: Path, cut: int, thinking: str) -> None:
                 thinking=f"{thinking} {row['doc_id']}",
                 is_empty=False,
             )
-            for row in rows
+            for row in read_rows(next(step.glob("samples_*.jsonl")))
         ]
         (step / REPLIES).write_text("".join(f"{each.model_dump_json()}\n" for each in kept))
 
@@ -243,21 +239,14 @@ def test_thinking_that_the_server_split_off_is_shown_and_what_was_cut_is_known(e
     assert read_scored(evidence).cut is None
 
 
-def test_questions_have_the_topics_of_their_data(evidence: Path) -> None:
-    """A long name is cut, and what has no topic has none."""
+def test_questions_have_the_topics_of_their_data(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One topic alone or too many are none. A long name is cut, and what has no topic has none."""
     change_words(evidence, LOST, doc={"question": "q", "category": "law"})
+    assert (read_scored(evidence).topics, read_scored(evidence).about) == ([], [])
     change_words(evidence, GAINED, doc={"question": "r", "category": "b" * 999})
     scored = read_scored(evidence)
     assert scored.topics == ["b" * 100, "law"]
-    assert dict(zip(scored.numbers, scored.about, strict=True)) == {
-        number: {LOST: 1, GAINED: 0}.get(number) for number in ASKED
-    }
-
-
-def test_one_topic_or_too_many_are_none(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_words(evidence, LOST, doc={"question": "q", "category": "law"})
-    assert (read_scored(evidence).topics, read_scored(evidence).about) == ([], [])
-    change_words(evidence, GAINED, doc={"question": "r", "category": "physics"})
+    assert scored.about == [{LOST: 1, GAINED: 0}.get(number) for number in ASKED]
     monkeypatch.setattr(room, "MOST_TOPICS", 1)
     assert (read_scored(evidence).topics, read_scored(evidence).about) == ([], [])
 
@@ -281,9 +270,8 @@ def test_a_task_without_a_question_of_its_own_shows_its_prompts_end(
 
 def test_where_likelihoods_are_compared_the_choice_is_shown(evidence: Path) -> None:
     path = next((evidence / "baseline" / "accuracy" / "gsm8k").glob("r1-b1/samples_*.jsonl"))
-    rows = [json.loads(line) for line in path.read_text().split("\n") if line]
     chosen = {"resps": [[[-1.5, True]], [[-2.5, False]]], "filtered_resps": [[-1.5, True], [-2.5, False]]}
-    path.write_text("".join(json.dumps(row | chosen) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row | chosen) + "\n" for row in read_rows(path)))
     assert read_scored(evidence).flips[0].theirs == Excerpt(text="[[-1.5, true], [-2.5, false]]")
 
 
@@ -302,8 +290,7 @@ def test_what_is_too_much_is_left_out_and_counted(
     evidence = asked_twice(tmp_path, right_but([]), right_but(ASKED[:10]))
     monkeypatch.setattr(room, limit, most)
     scored = read_scored(evidence)
-    assert (scored.lost, len(scored.flips)) == (10, kept)
-    assert [flip.question for flip in scored.flips] == ASKED[:kept]
+    assert (scored.lost, [flip.question for flip in scored.flips]) == (10, ASKED[:kept])
 
 
 def test_of_too_many_questions_those_that_flipped_stay(evidence: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +309,9 @@ def test_words_that_have_no_room_are_on_a_page_of_their_own(
     evidence: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It lies beside the report's page, in the run's folder and in the store, and the report's page leads to it."""
+    report = few_words(AGAINST, evidence)
+    assert render_words(report, evidence) == {}
+    assert "questions.html" not in render_page(report, lambda file: file.path)
     change_words(evidence, LOST, resps=[["a" * MOST_CHARACTERS + SCRIPT]])
     monkeypatch.setattr(room, "MOST_FLIPS", 1)
     report, run = few_words(AGAINST, evidence), Run(folder=tmp_path)
@@ -341,36 +331,23 @@ def test_words_that_have_no_room_are_on_a_page_of_their_own(
     assert f"{report.prefix}/questions.html" in stored
 
 
-def test_where_all_words_have_room_there_is_no_second_page(evidence: Path) -> None:
-    report = few_words(AGAINST, evidence)
-    assert render_words(report, evidence) == {}
-    assert "questions.html" not in render_page(report, lambda file: file.path)
-
-
-def test_each_filter_that_a_gate_is_on_has_its_own(tmp_path: Path) -> None:
-    def answering(question: int, _: int) -> Scored:
-        return Scored(0.0, flexible=1.0) if question == LOST else RIGHT
-
-    evidence = asked_twice(tmp_path, right_but([]), answering)
+def test_each_filter_that_a_gate_is_on_has_its_own_and_all_of_a_task_may_flip(tmp_path: Path) -> None:
+    evidence = asked_twice(tmp_path, right_but([]), lambda *_: Scored(0.0, flexible=1.0))
     strict, flexible = score_questions(cell_plan([loss_gate(), loss_gate(name_filter=FLEXIBLE)]), evidence)
-    assert (strict.filter, strict.lost) == (STRICT, 1)
+    assert (strict.filter, strict.lost, len(strict.flips)) == (STRICT, len(ASKED), len(ASKED))
     assert (flexible.filter, flexible.lost) == (FLEXIBLE, 0)
 
 
 def test_scores_that_are_not_beside_their_questions_are_refused() -> None:
     (scored,) = compared_report().details.questions
     whole = scored.model_dump()
-    for broken in ({"ours": scored.ours[1:]}, {"theirs": scored.theirs[1:]}):
-        with pytest.raises(ValidationError, match="each question has a score"):
-            ScoredQuestions.model_validate(whole | broken)
-    for about, said in (([0], "each has one or none"), ([9] * len(scored.numbers), "not among the topics")):
+    broken: list[tuple[dict[str, object], str]] = [
+        ({"ours": scored.ours[1:]}, "each question has a score"),
+        ({"theirs": scored.theirs[1:]}, "each question has a score"),
+        ({"about": [0]}, "each has one or none"),
+        ({"about": [9] * len(scored.numbers)}, "not among the topics"),
+        ({"flips": [whole["flips"][0] | {"question": 99999}]}, "not among the questions"),
+    ]
+    for changes, said in broken:
         with pytest.raises(ValidationError, match=said):
-            ScoredQuestions.model_validate(whole | {"about": about})
-    stray = whole["flips"][0] | {"question": 99999}
-    with pytest.raises(ValidationError, match="not among the questions"):
-        ScoredQuestions.model_validate(whole | {"flips": [stray]})
-
-
-def test_all_of_a_task_may_flip(tmp_path: Path) -> None:
-    scored = read_scored(asked_twice(tmp_path, lambda *_: WRONG, right_but([])))
-    assert (scored.lost, scored.gained, len(scored.flips)) == (0, len(ASKED), len(ASKED))
+            ScoredQuestions.model_validate(whole | changes)

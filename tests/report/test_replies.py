@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_qualify.report.flips import mark_differences, split_thinking
+from vllm_qualify.report.flips import Pieces, mark_differences, split_thinking
 
 
 @pytest.mark.parametrize(
@@ -26,24 +26,26 @@ def test_thinking_is_apart(text: str, thinking: str | None, answer: str) -> None
     assert split_thinking(text) == (thinking, answer)
 
 
-def test_what_differs_is_marked_word_by_word() -> None:
-    assert mark_differences("the sum is 41 books", "the sum is 42 old books") == (
-        [("the sum is ", False), ("41", True), (" books", False)],
-        [("the sum is ", False), ("42 old", True), (" books", False)],
-    )
-
-
-def test_what_one_text_alone_has_is_marked_there() -> None:
-    assert mark_differences("a b c", "a b c d") == ([("a b c", False)], [("a b c", False), (" d", True)])
-
-
-def test_equal_texts_differ_nowhere() -> None:
-    assert mark_differences("4 <b>\n", "4 <b>\n") == ([("4 <b>\n", False)], [("4 <b>\n", False)])
-
-
-def test_texts_without_much_in_common_are_not_marked() -> None:
-    assert mark_differences("one two three", "四 五 六 七 八 九 十") is None
-    assert mark_differences("", "4") is None
+@pytest.mark.parametrize(
+    ("theirs", "ours", "pieces"),
+    [
+        (
+            "the sum is 41 books",
+            "the sum is 42 old books",
+            (
+                [("the sum is ", False), ("41", True), (" books", False)],
+                [("the sum is ", False), ("42 old", True), (" books", False)],
+            ),
+        ),
+        ("a b c", "a b c d", ([("a b c", False)], [("a b c", False), (" d", True)])),
+        ("4 <b>\n", "4 <b>\n", ([("4 <b>\n", False)], [("4 <b>\n", False)])),
+        ("one two three", "四 五 六 七 八 九 十", None),
+        ("", "4", None),
+    ],
+    ids=["word by word", "what one alone has", "equal", "little in common", "empty"],
+)
+def test_what_differs_is_marked(theirs: str, ours: str, pieces: tuple[Pieces, Pieces] | None) -> None:
+    assert mark_differences(theirs, ours) == pieces
 
 
 @pytest.mark.parametrize("text", ["", "\r\n\t\u2028x", "\x00\x1b[2J\u202e", "<mark>&amp;</mark>", "e\u0301👩‍👩‍👧", "\ud800"])

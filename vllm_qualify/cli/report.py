@@ -1,7 +1,7 @@
 """The commands about reports: `report show`, `report diff`, `rejudge` and `publish`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -31,11 +31,11 @@ def report_show(
     json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Show a report's first screen."""
-    stored = _find_report(report, store)
+    found, text, page = _find_report(report, store)
     if json:
-        typer.echo(stored.text)
+        typer.echo(text)
     else:
-        show(stored.report, stored.page)
+        show(found, page)
 
 
 @report_app.command("diff", epilog="Exit codes: 0 compared, whatever differs, 2 the caller's mistake, 3 the world's fault.")
@@ -48,7 +48,7 @@ def report_diff(
     """Compare two reports, of any cells: what went into them, and what came out."""
     from vllm_qualify.report.diff import diff
 
-    compared = diff(_find_report(a, store).report, _find_report(b, store).report)
+    compared = diff(*(_find_report(name, store)[0] for name in (a, b)))
     if json:
         typer.echo(compared.model_dump_json(indent=2))
     else:
@@ -119,16 +119,11 @@ def _report_file(name: str | None) -> Path:
     return folder / REPORT
 
 
-class _ChosenReport(NamedTuple):
-    """A report, its JSON text, and the place of its page; None if it has no page."""
+def _find_report(name: str | None, store: str | None) -> tuple["Report", str, str | None]:
+    """A report of this machine, or of a run in the store; its JSON text; the place of its page, None if it has none.
 
-    report: "Report"
-    text: str
-    page: str | None
-
-
-def _find_report(name: str | None, store: str | None) -> _ChosenReport:
-    """A report of this machine, or of a run in the store. Raises CallerError if neither has it, or StoreError."""
+    Raises CallerError if neither has it, or StoreError.
+    """
     from vllm_qualify.publish.store import MissingObjectError
     from vllm_qualify.publish.stores import open_store
     from vllm_qualify.report.model import load_report
@@ -137,7 +132,7 @@ def _find_report(name: str | None, store: str | None) -> _ChosenReport:
     try:
         path = _report_file(name)
         report, page = load_report(path), path.with_name("report.html")
-        return _ChosenReport(report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None)
+        return report, path.read_text(encoding="utf-8"), str(page) if page.is_file() else None
     except CallerError:
         if name is None or store is None:
             raise
@@ -147,7 +142,7 @@ def _find_report(name: str | None, store: str | None) -> _ChosenReport:
     except MissingObjectError as error:
         problem = f"neither this machine nor {opened.url} has a report '{name}'"
         raise CallerError(problem, "give a run's id, its folder or a report.json", "RUN") from error
-    return _ChosenReport(report, report.model_dump_json(indent=2), opened.locate(f"{report.prefix}/report.html"))
+    return report, report.model_dump_json(indent=2), opened.locate(f"{report.prefix}/report.html")
 
 
 def _find_or_fetch(name: str, store: str | None) -> "Run":

@@ -12,8 +12,6 @@ from docker.errors import DockerException
 from vllm_qualify.errors import HostError
 from vllm_qualify.releases.source import WATCH
 
-CLIENT_ID = "vllm-qualify"
-
 
 class RefusedError(Exception):
     """The token server of a registry gave no token."""
@@ -94,7 +92,7 @@ class Login(httpx.Auth):
         # httpx gives a request that is made here no time limit, so it gets the original request's.
         limits: dict[str, Any] = {"timeout": request.extensions["timeout"]}
         if self._own.identity:
-            form = wanted | {"grant_type": "refresh_token", "refresh_token": self._own.identity, "client_id": CLIENT_ID}
+            form = wanted | {"grant_type": "refresh_token", "refresh_token": self._own.identity, "client_id": "vllm-qualify"}
             return httpx.Request("POST", realm, data=form, extensions=limits)
         headers = {"Authorization": self._own.basic} if self._own.password else {}
         return httpx.Request("GET", realm.copy_merge_params(wanted), headers=headers, extensions=limits)

@@ -6,8 +6,7 @@ import re
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 from docker import auth
@@ -107,8 +106,8 @@ def registry_and_path(name: str) -> tuple[str, str]:
     return registry, f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
 
 
-class ImageRepository:
-    """A repository, read over HTTP with the credentials of `docker login`. Close it, or use it as a context manager.
+class ImageRepository(AbstractContextManager["ImageRepository"]):
+    """A repository, read over HTTP with the credentials of `docker login`; a context manager.
 
     httpx takes proxies and certificates from the environment (HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE). A registry on this machine
     may use plain HTTP. Nothing is retried here: an error says whether and when a retry may help. The methods raise the same as
@@ -132,9 +131,6 @@ class ImageRepository:
         )
         with self._explaining_errors():
             self._http.base_url = f"{self._find_scheme(address) if is_here else 'https'}://{address}/v2/{path}/"
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()

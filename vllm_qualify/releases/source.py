@@ -52,7 +52,6 @@ class _Source(Frozen):
 
     @property
     def slug(self) -> str:
-        """Its name in the store."""
         # Without defaults, so that a new field in a later version of this code does not change the name.
         settings = self.model_dump(exclude_defaults=True) | {"kind": self.kind}
         return f"{self.recipe}-{self.kind}-{_NOT_IN_A_KEY.sub('-', self.name)[:80]}-{sha256(canonical(settings))[:12]}"

@@ -19,8 +19,6 @@ from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import table_of
 from vllm_qualify.recipe.values import Frozen
 
-Measured = Literal["then", "in turns"]
-
 
 class Before(Frozen):
     """How the baseline was served, and its measurements. Its load may have been measured again, alternating with ours."""
@@ -29,7 +27,7 @@ class Before(Frozen):
     judged_at: datetime
     server: ServerPlan
     measurements: list[Measurement] = []
-    load_measured: Measured = "then"
+    load_measured: Literal["then", "in turns"] = "then"
     curve: list[CurvePoint] = []
 
 

@@ -89,13 +89,6 @@ def changes_of(report: Report) -> Changes | None:
     )
 
 
-def why_none(plan: CellPlan) -> str:
-    """Why a cell has no baseline, in one sentence."""
-    if plan.establishes:
-        return "This run becomes the baseline itself, and is compared with none before it."
-    return "No gate of this cell is against a baseline, so it is not compared."
-
-
 def _fact_rows(plan: CellPlan, then: Baseline, server: ServerPlan | None) -> list[FactRow]:
     before, now = then.cell.release, plan.cell.release
     rows = [
@@ -156,7 +149,6 @@ def _metric_row(result: GateVerdict, report: Report) -> MetricRow:
 
 
 def _own_value(gate: Gate, measurements: list[Measurement]) -> str:
-    """The measured value itself, without a comparison."""
     label = label_of(gate.metric, gate.task, gate.filter, against_baseline=False)
     rows = [row for row in measurements if row.label == label]
     return words.value(rows[0].value, rows[0].unit) if len(rows) == 1 else DASH

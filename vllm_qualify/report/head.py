@@ -67,7 +67,6 @@ class StartsRow:
 
 
 def _count_starts(report: Report) -> int:
-    """How often the server was started."""
     return max((row.start for row in report.measurements if row.start), default=FIRST)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Template
@@ -13,19 +12,17 @@ from jinja2 import Template
 from vllm_qualify.engine.environment import EngineIdentity, ImageIdentity
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.evidence.measurement import EvidenceFile, Measurement, StageEvidence
-from vllm_qualify.evidence.stages.sweep import sweep_plan
 from vllm_qualify.evidence.stages.table import TABLE, wanted_stages
 from vllm_qualify.judge.verdict import Checks
 from vllm_qualify.recipe.accuracy import USUAL_TOKENS, Accuracy
 from vllm_qualify.recipe.metrics import METRICS, STAGES
 from vllm_qualify.recipe.published import PublishedScore
-from vllm_qualify.report import points, sections, words
-from vllm_qualify.report.changes import changes_of, why_none
+from vllm_qualify.report import head, points, sections, words
+from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.diff import server_options
-from vllm_qualify.report.head import deciding_gates, starts_rows, starts_sentence
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.question_blocks import questions_sections
-from vllm_qualify.report.questions import ScoredQuestions, all_words, has_more_words
+from vllm_qualify.report.questions import all_words, has_more_words
 from vllm_qualify.report.rerun import rerun
 from vllm_qualify.report.templates import template
 
@@ -61,13 +58,11 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
     All outside text is escaped. The page's policy forbids scripts and all requests.
     """
     rows, stages = words.gate_rows(report.judgement), _in_order(report.stages)
+    more = WORDS if has_more_words(report.details.questions) else ""
     return _page_template("page.html.jinja").render(
         report=report,
         is_apart=False,
-        plan=report.plan,
-        release=report.plan.cell.release,
         gates=list(zip(rows, words.fold_repeats([row.because for row in rows]), strict=True)),
-        deciding=deciding_gates(report),
         sections=_list_sections(report),
         stages=stages,
         absent=[name for name in wanted_stages(report.plan) if name not in {stage.stage for stage in stages}],
@@ -78,15 +73,11 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         tools=_tool_rows(report),
         checks=list(Checks.model_fields),
         statistics=_flatten_entries(report.judgement.validation.get("statistics")),
-        starts=starts_rows(report),
-        started=starts_sentence(report),
         rerun=rerun(report.plan),
-        waived=[row for row in rows if row.waiver],
         changes=changes_of(report),
-        why_no_changes=why_none(report.plan),
-        **_question_parts(report.details.questions, WORDS if has_more_words(report.details.questions) else ""),
+        questions=questions_sections(report.details.questions, more),
+        more=more,
         published=published_rows(report),
-        **_detail_parts(report),
     )
 
 
@@ -94,43 +85,13 @@ def render_words(report: Report, evidence: Path) -> dict[str, str]:
     """The page of the words that have no room on the page of `report`, by its name, from the evidence; nothing if all have."""
     if not has_more_words(report.details.questions):
         return {}
-    found = _question_parts(all_words(report.plan, evidence))
-    page = _page_template("words.html.jinja").render(report=report, plan=report.plan, is_apart=True, **found)
-    return {WORDS: page}
-
-
-def _question_parts(tasks: Sequence[ScoredQuestions], more: str = "") -> dict[str, Any]:
-    return {
-        "questions": questions_sections(tasks, more),
-        "more": more,
-        "most_topics": max((len(scored.topics) for scored in tasks), default=0),
-    }
-
-
-def _detail_parts(report: Report) -> dict[str, Any]:
-    """The report's details in the form for the page; None for missing ones."""
-    details = report.details
-    swept = None
-    if details.sweep and report.plan.sweep:
-        before = details.before.curve if details.before else []
-        swept = sections.sweep_section(details.sweep, sweep_plan(report.plan), before)
-    return {
-        "course": sections.course_figures(details.course) if details.course else None,
-        "soak": sections.soak_figures(details.soak) if details.soak else None,
-        "swept": swept,
-        "speculation": details.speculation,
-        "same_text": sections.same_text_sentence(details.speculation.texts) if details.speculation else None,
-        "speedups": sections.speedup_rows(details.speedups),
-        "startup": sections.startup_rows(details.startup) if details.startup else None,
-        "idle": sections.idle_rows(details.idle) if details.idle else None,
-        "warm_starts": [words.measurement_row(row) for row in report.measurements if row.metric == "startup_warm_s"],
-        "fit": details.fit,
-    }
+    questions = questions_sections(all_words(report.plan, evidence))
+    return {WORDS: _page_template("words.html.jinja").render(report=report, is_apart=True, questions=questions, more="")}
 
 
 @cache
 def _page_template(name: str) -> Template:
-    return template(__package__, name, TITLES=TITLES, drawing=sections, points=points, words=words)
+    return template(__package__, name, TITLES=TITLES, drawing=sections, head=head, points=points, words=words)
 
 
 def _in_order(stages: Iterable[StageEvidence]) -> list[StageEvidence]:
@@ -172,7 +133,6 @@ def _image_facts(engine: EngineIdentity, about: ImageIdentity) -> Pairs:
 
 
 def _workload_settings(report: Report) -> list[tuple[str, Pairs]]:
-    """The settings of each stage that has settings."""
     sections = [section for kind in TABLE.values() for section in kind.settings(report.plan).items()]
     return [
         (title, [(name, _as_json(setting)) for name, setting in settings.items() if setting is not None])

@@ -12,7 +12,6 @@ from vllm_qualify.report import words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
-WHOLE_RUNS = "the figures are over whole runs, as bench counts: ramp-up and tail are in them"
 ALWAYS = ("request_throughput_req_s", OUTPUT_THROUGHPUT)
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 PERCENTILES = ("p50", "p90", "p99")
@@ -98,7 +97,6 @@ def _make_strip(ours: Measurement, theirs: Measurement | None, gates: Sequence[G
 
 
 def _strip_words(ours: Measurement, theirs: Measurement | None, gates: Sequence[Gate]) -> str:
-    """The content of the drawing, in words."""
     row = words.measurement_row(ours)
     interval = f"interval {row.interval}" if ours.interval else ""
     bounds = [f"bound {words.words_of_bound(gate)}" for gate in gates]
@@ -153,4 +151,5 @@ def effort(report: Report) -> str:
 
 def window(report: Report) -> str:
     """The window of the load's figures, in words; empty if it is the steady state."""
-    return WHOLE_RUNS if report.plan.load.window == "whole" else ""
+    told = "the figures are over whole runs, as bench counts: ramp-up and tail are in them"
+    return told if report.plan.load.window == "whole" else ""

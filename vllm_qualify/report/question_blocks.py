@@ -72,8 +72,6 @@ class TopicRow:
 
 @dataclass(frozen=True)
 class QuestionsSection:
-    """A task's questions."""
-
     title: str
     scored: ScoredQuestions
     flips: list[FlipBlock]

@@ -2,21 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 from markupsafe import Markup
 
 from vllm_qualify.evidence.idle import Idle, Stretch, sum_of
 from vllm_qualify.evidence.load.greedy import SameText
-from vllm_qualify.evidence.load.search import UNITS, Point, SloLevel, SweepPlan
+from vllm_qualify.evidence.load.search import UNITS, Point, SloLevel
 from vllm_qualify.evidence.load.soak import SoakCourse
-from vllm_qualify.evidence.load.sweep import TPOT, CurvePoint, Swept
+from vllm_qualify.evidence.load.sweep import TPOT, CurvePoint
 from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.stages.sweep import sweep_plan
 from vllm_qualify.evidence.startup import PARTS, Startup
 from vllm_qualify.evidence.watched import Series
 from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.report import words
 from vllm_qualify.report.charts import draw_chart
+from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
 # The latencies of each point that a sweep without an SLO shows.
@@ -111,8 +112,8 @@ def soak_figures(course: SoakCourse) -> list[Figure]:
 
 
 def _draw_figures(time_s: list[float], drawn: Sequence[Drawn]) -> list[Figure]:
-    has_values = [any(value is not None for line in lines.values() for value in line) for _, _, lines in drawn]
-    return [_draw_figure(time_s, *each) for each in compress(drawn, has_values)]
+    known = [each for each in drawn if any(value is not None for line in each[2].values() for value in line)]
+    return [_draw_figure(time_s, *each) for each in known]
 
 
 def _draw_figure(time_s: list[float], title: str, unit: str, lines: dict[str, list[float | None]]) -> Figure:
@@ -132,15 +133,19 @@ def _range_words(values: Sequence[float], unit: str) -> str:
     return " to ".join(f"{number:,g}" if unit == "req" else words.value(number, shown_unit) for number in ends)
 
 
-def sweep_section(swept: Swept, planned: SweepPlan, before: Sequence[CurvePoint] = ()) -> SweepSection:
-    """The section of the sweep. `before` is the baseline's curve."""
+def sweep_section(report: Report) -> SweepSection | None:
+    """The section of the sweep; None without one."""
+    swept, before = report.details.sweep, report.details.before
+    if swept is None or report.plan.sweep is None:
+        return None
+    planned = sweep_plan(report.plan)
     slo = planned.sweep.slo
     latencies = list(slo) or list(LATENCIES)
     on_front = {point.folder for point in swept.curve if point.is_on_front}
     return SweepSection(
         slo=[f"{name} ≤{words.NO_BREAK}{bound:,g} ms" for name, bound in slo.items()],
         latencies=latencies,
-        plot=plot(swept.curve, before) if swept.curve else None,
+        plot=_plot_curves(swept.curve, before.curve if before else []) if swept.curve else None,
         points=[_point_row(point, latencies, planned.gpus, on_front) for point in swept.points],
         searched=[_search_fact(GOALS[goal], UNITS[goal], swept.level_of(goal)) for goal in planned.goals],
         problems=swept.curve_problems,
@@ -168,7 +173,7 @@ def _point_row(point: Point, latencies: Sequence[str], gpus: int, on_front: set[
     )
 
 
-def plot(curve: Sequence[CurvePoint], before: Sequence[CurvePoint] = ()) -> Plot:
+def _plot_curves(curve: Sequence[CurvePoint], before: Sequence[CurvePoint]) -> Plot:
     """The points in the units of the drawing. Both axes start at 0."""
     most_user = max(each.tok_s_per_user for each in [*curve, *before])
     most_gpu = max(each.output_tok_s_per_gpu for each in [*curve, *before])
@@ -189,7 +194,6 @@ def plot(curve: Sequence[CurvePoint], before: Sequence[CurvePoint] = ()) -> Plot
 
 
 def _front_path(dots: Sequence[Dot]) -> str:
-    """A path through the points of the front."""
     front = sorted((dot.x, dot.y) for dot in dots if dot.is_on_front)
     return "".join(f"{'L' if at else 'M'}{x:g} {y:g}" for at, (x, y) in enumerate(front))
 

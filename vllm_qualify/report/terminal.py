@@ -233,7 +233,6 @@ def _print_reasons(rows: Sequence[GateRow], console: Console) -> None:
 
 
 def _print_sweep(report: Report, console: Console) -> None:
-    """Print the sweep's results and their cost, one line each."""
     rows = [words.measurement_row(each) for stage in report.stages if stage.stage == "sweep" for each in stage.measurements]
     for row in rows:
         value = row.value if row.is_valid else f"none: {row.note}"
