@@ -158,8 +158,6 @@ FITTED: Document = {"fit": {"max_num_seqs": True}}
         (GATES, [OF_GOODPUT], TOP, "the workload's 'slo'"),
         ("gates.0.minimum", 1.5, "gates.0", "between 0 and 1"),
         *(("gates.0.minimum", bound, "gates.0.minimum", "finite number") for bound in (math.nan, math.inf)),
-        ("gates.0.maximum", 0.95, "gates.0", "give 'minimum', or 'reference and margin', or 'max_loss'"),
-        ("gates.0.metric", "exact_mtach", "gates.0", "no metric 'exact_mtach'"),
         ("gates.0.unit", "percent", "gates.0", "'fraction', not 'percent'"),
         ("gates.0.filter", ..., "gates.0", "names lm-eval's filter"),
         ("gates", [], "gates", "at least 1 item"),

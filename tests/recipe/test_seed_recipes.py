@@ -58,7 +58,7 @@ def differing(model: str, gpu_type: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
+def test_a_seed_recipe_has_every_gpu_type_and_profile_and_nvfp4_on_blackwell_alone(name: str) -> None:
     assert recipe(name).name == name
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
     for gpu_type, serving in recipe(name).gpu_types.items():
@@ -67,6 +67,8 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
         on_eight = ["latency-8"] if name.startswith("llama") and gpu_type != "gb200" else []
         others = [*(of_llama if name == "llama-3.3-70b" else []), *on_eight]
         assert set(serving.profiles) == {"throughput", "balanced", "latency", *others}
+    with_nvfp4 = {gpu_type for gpu_type, variant, _ in recipe(name).cells(VLLM_VERSION) if variant.endswith("nvfp4")}
+    assert with_nvfp4 == (set(BLACKWELL) if "nvfp4" in recipe(name).variants else set())
 
 
 @pytest.mark.parametrize(
@@ -85,12 +87,6 @@ def test_weights_and_the_default_by_gpu_type(name: str, model: str, other: str, 
     assert {entry.model for entry in variants.values()} == set(models.values())
     defaults = {gpu_type: serving.default_variant for gpu_type, serving in recipe(name).gpu_types.items()}
     assert defaults == dict.fromkeys(HOPPER, "fp8") | dict.fromkeys(BLACKWELL, blackwell)
-
-
-@pytest.mark.parametrize("name", SEEDS)
-def test_nvfp4_is_for_blackwell_alone(name: str) -> None:
-    gpu_types = {gpu_type for gpu_type, variant, _ in recipe(name).cells(VLLM_VERSION) if variant.endswith("nvfp4")}
-    assert gpu_types == (set(BLACKWELL) if "nvfp4" in recipe(name).variants else set())
 
 
 @pytest.mark.parametrize("name", SEEDS)
