@@ -14,7 +14,7 @@ from tests.recipes import Document, reference, write
 from vllm_qualify.drift import check
 from vllm_qualify.drift.asking import PROBE, Subject, ask_candidate
 from vllm_qualify.drift.candidate import Candidate, CandidateServer, Device, find_candidate, find_other
-from vllm_qualify.drift.check import UNASKED, UNREGISTERED, Checked, check_plans, check_recipe
+from vllm_qualify.drift.check import UNASKED, Checked, check_plans, check_recipe
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import detect
 from vllm_qualify.engine.image import EngineImage
@@ -78,14 +78,11 @@ CELLS = [f"reference/{variant}/cpu/balanced" for variant in ("bf16", "draft", "n
 
 
 def test_a_problem_names_its_cells(tmp_path: Path) -> None:
-    loaded = recipe_with(tmp_path, {"max-num-sequences": 4})
-    result = checked(loaded, table("v0.32.0"), tmp_path)
+    result = checked(recipe_with(tmp_path, {"max-num-sequences": 4}), table("v0.32.0"), tmp_path)
     (finding,) = result.findings
-    assert finding.finding.kind == "unknown-option"
     assert finding.cells == result.cells == CELLS
     problem, unknown, verdict = result.lines()
-    assert problem.startswith("problem  unknown-option")
-    assert problem.endswith("[every cell]")
+    assert (problem[:23], problem[-12:]) == ("problem  unknown-option", "[every cell]")
     assert "a table does not say" in unknown
     assert verdict == "vLLM 0.32.0, 4 cells: does not fit: 1 problem"
     assert json.loads(result.as_json())["findings"][0]["cells"] == finding.cells
@@ -93,15 +90,13 @@ def test_a_problem_names_its_cells(tmp_path: Path) -> None:
 
 def test_a_patch_release_is_judged_for_itself_by_the_table_before_it(tmp_path: Path) -> None:
     result = checked(load_recipe("reference"), table("0.32.5"), tmp_path)
-    assert result.version == "0.32.5"
-    assert result.unknown[0] == "what changed after vLLM 0.32.0, whose table this is"
+    assert (result.version, result.unknown[0]) == ("0.32.5", "what changed after vLLM 0.32.0, whose table this is")
 
 
 def test_what_tensorrt_llm_is_not_asked_of_the_contract_is_reported_with_the_reasons(tmp_path: Path) -> None:
     loaded = load_recipe("llama-3.3-70b")
     promises = loaded.recipe.model_copy(update={"capabilities": ["chat", "vision"]})
-    promising = loaded.model_copy(update={"recipe": promises})
-    left_out = checked(promising, table(), tmp_path).left_out
+    left_out = checked(loaded.model_copy(update={"recipe": promises}), table(), tmp_path).left_out
     (asked,) = (reason.partition("contract it is not asked ")[2] for reason in left_out if "'trtllm-fp8' " in reason)
     flat, queue = "its errors are not in an object named `error`", "its metrics page does not count the requests that run"
     assert f"bad_body, unknown_model, vision_broken ({flat}" in asked
@@ -116,13 +111,6 @@ def test_variants_without_a_cell_are_reported(tmp_path: Path) -> None:
     assert any(reason.endswith("of the API's contract it is asked nothing without 'contract: true'") for reason in left_out)
     with pytest.raises(CallerError, match="for TensorRT-LLM, which does not report"):
         checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
-
-
-@pytest.mark.parametrize("name", ["/no/such/env", "./none"])
-def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
-    with pytest.raises(CallerError, match="there is no Python at") as raised:
-        find_other(name, silent)
-    assert raised.value.place == "--against"
 
 
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
@@ -146,6 +134,13 @@ def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
 def test_a_candidate_that_is_none_is_reported(given: tuple[str | None, str | None, str | None], message: str) -> None:
     with pytest.raises(CallerError, match=message):
         find_candidate(*given, silent)
+
+
+@pytest.mark.parametrize("name", ["/no/such/env", "./none"])
+def test_a_folder_that_is_not_there_is_no_image(name: str) -> None:
+    with pytest.raises(CallerError, match="there is no Python at") as raised:
+        find_other(name, silent)
+    assert raised.value.place == "--against"
 
 
 @pytest.mark.parametrize("choice", [{"gpu_type": "h100"}, {"variant": "fp8"}, {"profile": "turbo"}])
@@ -195,11 +190,15 @@ def stand_in(tmp_path: Path) -> Candidate:
     return find_candidate(None, None, str(make_engine(tmp_path / "engine")), silent)
 
 
+def python_of(candidate: Candidate) -> Path:
+    assert isinstance(candidate.engine, EngineEnvironment)
+    return candidate.engine.python
+
+
 def test_an_engine_is_asked_once_for_the_same_question(stand_in: Candidate, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = ask_candidate(stand_in, subjects([question()]), cache)
-    assert isinstance(stand_in.engine, EngineEnvironment)
-    stand_in.engine.python.write_text("#!/bin/sh\nexit 1\n")
+    python_of(stand_in).write_text("#!/bin/sh\nexit 1\n")
     assert ask_candidate(stand_in, subjects([question()]), cache) == first
     with pytest.raises(HostError, match="asking vLLM what it takes ended with exit code 1"):
         ask_candidate(stand_in, subjects([question(A="b")]), cache)
@@ -221,8 +220,7 @@ def asked_in_containers(stand_in: Candidate, monkeypatch: pytest.MonkeyPatch) ->
     def answered(*arguments: object) -> str:
         script = next(each for each in arguments if isinstance(each, Script))
         groups.append([server["config"] for server in json.loads(script.question)["servers"]])
-        assert isinstance(stand_in.engine, EngineEnvironment)
-        return subprocess.check_output([stand_in.engine.python, "-I", "probe.py", script.question], text=True)
+        return subprocess.check_output([python_of(stand_in), "-I", "probe.py", script.question], text=True)
 
     monkeypatch.setattr(DockerLauncher, "ask", answered)
     return groups
@@ -304,21 +302,18 @@ def test_an_answer_that_leaves_something_open_is_not_kept(stand_in: Candidate, t
     [("echo why; exit 1", "exit code 1"), ("echo nonsense", "did not report what it knows"), ("exit 0", "did not report")],
 )
 def test_a_python_that_does_not_tell_is_the_hosts_fault(stand_in: Candidate, tmp_path: Path, answer: str, message: str) -> None:
-    assert isinstance(stand_in.engine, EngineEnvironment)
-    stand_in.engine.python.write_text(f"#!/bin/sh\n{answer}\n")
+    python_of(stand_in).write_text(f"#!/bin/sh\n{answer}\n")
     with pytest.raises(HostError, match=message):
         ask_candidate(stand_in, [], tmp_path)
 
 
 def test_a_flow_ends_with_every_problem_named(stand_in: Candidate, tmp_path: Path) -> None:
     loaded = recipe_with(tmp_path, {"max-num-sequences": 4, "compilation-config": {"modes": 3}})
-    assert isinstance(stand_in.engine, EngineEnvironment)
-    plans = plan_cells(loaded, Choice(), Engines(engine=stand_in.engine), detect("cpu"))
+    plans = plan_cells(loaded, Choice(), Engines(engine=EngineEnvironment(python=python_of(stand_in))), detect("cpu"))
     with pytest.raises(RecipeError, match=r"vLLM 0\.32\.0\+cpu does not take what the recipe asks") as raised:
         check_plans(plans, tmp_path / "cache")
-    assert raised.value.kind == "recipe-drift"
     named, log_text = ("no option --max-num-sequences", "no field modes", CELLS[0]), "\n".join(raised.value.log_tail)
-    assert [each for each in named if each not in log_text] == []
+    assert (raised.value.kind, [each for each in named if each not in log_text]) == ("recipe-drift", [])
 
 
 # --- asked, for real
@@ -353,9 +348,7 @@ def test_vllm_names_what_does_not_go_together(candidate: Candidate, tmp_path: Pa
     assert (answer.version, answer.build) == ("0.32.0+cpu", "cpu")
     for (given, _, message), judgement in zip(cases, judgements.values(), strict=True):
         if message == "unclear":
-            assert judgement.refused is None
-            assert judgement.parsed
-            assert judgement.unclear, given
+            assert (judgement.refused, judgement.parsed, bool(judgement.unclear)) == (None, True, True), given
         elif message is None:
             assert (judgement.refused, judgement.unclear) == (None, None), given
         else:
@@ -386,12 +379,9 @@ def test_every_flag_and_value_of_the_catalog_is_parsed_by_the_real_parser(
 def test_what_recipes_say_for_older_versions_is_parsed_too(candidate: Candidate, cache: Path) -> None:
     """Options that only older versions get, as far as this one still has them; the environment of those is by their tables."""
     recipes = [load_recipe(name).recipe for name in catalog_names()]
-    layers = [
-        layer
-        for recipe in recipes
-        for serving in recipe.gpu_types.values()
-        for layer in (serving, *recipe.variants.values(), *serving.profiles.values())
-    ]
+    servings = [serving for recipe in recipes for serving in recipe.gpu_types.values()]
+    variants = [variant for recipe in recipes for variant in recipe.variants.values()]
+    layers = [*servings, *variants, *(profile for serving in servings for profile in serving.profiles.values())]
     servers = [entry.server for layer in layers for entry in layer.by_version if entry.server]
     assert {name for server in servers for name in server} == {"async-scheduling", "mamba-ssm-cache-dtype"}
     asked = [question(KINDS["vllm"].text({"model": MODEL, **server}), HF_HUB_OFFLINE="1") for server in servers]
@@ -404,9 +394,8 @@ def test_a_cpu_build_only_doubts_what_is_for_gpus(candidate: Candidate, tmp_path
     loaded = recipe_with(tmp_path, {"max-num-batched-tokens": 10, "max-num-seqs": 256}, "h200")
     result = checked(loaded, candidate, tmp_path / "cache")
     (finding,) = result.findings
-    assert finding.finding.kind == "perhaps-refused"
+    assert (finding.finding.kind, result.fits) == ("perhaps-refused", True)
     assert "whose CPU build was asked" in finding.finding.told
-    assert result.fits
 
 
 @pytest.mark.engine
@@ -422,21 +411,12 @@ def test_a_cuda_build_without_a_gpu_tells_the_same(candidate: Candidate, tmp_pat
         runpy.run_path({str(PROBE)!r}, run_name="__main__")
         """)
     )
-    assert isinstance(candidate.engine, EngineEnvironment)
-    done = subprocess.run([candidate.engine.python, "-I", script], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([python_of(candidate), "-I", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     answer = json.loads(done.stdout)
     assert (answer["version"], answer["build"]) == ("0.32.0", "cuda")
     assert set(answer["options"]) == set(table_of("0.32.0").options)
     assert answer["environment"] == table_of("0.32.0").environment
-
-
-def test_a_table_without_registries_leaves_registered_names_unknown(tmp_path: Path) -> None:
-    loaded = recipe_with(tmp_path, {"reasoning-parser": "nosuch"})
-    assert [each.finding.kind for each in checked(loaded, table(), tmp_path).problems] == ["unregistered-name"]
-    without = Candidate(version="0.32.0", table=table_of("0.32.0").model_copy(update={"registries": {}}))
-    unnamed = checked(loaded, without, tmp_path)
-    assert (unnamed.problems, unnamed.unknown) == ([], [UNREGISTERED, UNASKED])
 
 
 def test_a_table_does_not_know_whether_a_file_is_there(tmp_path: Path) -> None:

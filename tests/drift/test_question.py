@@ -79,10 +79,14 @@ def test_who_waits_gets_an_error_with_a_remedy_if_the_asking_tasks_time_is_over(
         it.check()
 
 
-def test_an_answer_is_kept_and_known_to_be(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_an_answer_is_kept_and_stays_when_whoever_asked_has_ended(engine: EngineEnvironment, tmp_path: Path) -> None:
     first = question(engine, tmp_path)
     assert not first.is_kept
     assert first.ask() == first.unasked == []
+    first.settle()
+    first.check()
+    first.explain(NOT_STARTED)
+    assert first.unasked == []
     assert question(engine, tmp_path).is_kept
     assert not question(engine, tmp_path, **{"max-model-len": 1024}).is_kept
 
@@ -94,20 +98,25 @@ def test_what_an_engine_could_not_tell_is_known_after_it(engine: EngineEnvironme
         assert it.unasked == ["whether options refuse each other, for 1 of 1 cells: no hub"]
 
 
-def test_a_refused_recipe_ends_who_waits_for_it(engine: EngineEnvironment, tmp_path: Path) -> None:
-    it = question(engine, tmp_path, **{"max-num-sequences": 4})
+def test_a_refused_recipe_ends_who_waits_for_it_and_explains_a_failed_start(engine: EngineEnvironment, tmp_path: Path) -> None:
+    it = question(engine, tmp_path, **{"max-num-sequences": 4, "compilation-config": {"modes": 3}})
     it.check()
-    with asked(it), pytest.raises(RecipeError, match="does not take what the recipe asks"):
-        it.wait(nothing)
-    with pytest.raises(RecipeError, match="does not take"):
-        it.check()
+    with asked(it), pytest.raises(RecipeError, match="does not take what the recipe asks") as raised:
+        it.explain(NOT_STARTED)
+    for look in (it.check, lambda: it.wait(nothing)):
+        with pytest.raises(RecipeError, match="does not take"):
+            look()
+    log_text = "\n".join(raised.value.log_tail)
+    assert [each for each in ("no option --max-num-sequences", "no field modes") if each not in log_text] == []
+    assert raised.value.__cause__ is NOT_STARTED
 
 
-def test_an_engine_that_cannot_be_asked_ends_it_too(engine: EngineEnvironment, tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_asked_ends_it_too_and_explains_nothing(engine: EngineEnvironment, tmp_path: Path) -> None:
     it = question(engine, tmp_path)
     engine.python.write_text("#!/bin/sh\necho why; exit 1\n")
     with asked(it), pytest.raises(HostError, match="exit code 1"):
         it.wait(nothing)
+    it.explain(NOT_STARTED)
 
 
 def test_who_waits_looks_at_the_server_meanwhile(engine: EngineEnvironment, tmp_path: Path) -> None:
@@ -119,27 +128,6 @@ def test_who_waits_looks_at_the_server_meanwhile(engine: EngineEnvironment, tmp_
 
     with asked(it), pytest.raises(ReleaseError):
         it.wait(ended)
-
-
-def test_a_failed_start_is_explained_by_the_engines_own_answer(engine: EngineEnvironment, tmp_path: Path) -> None:
-    it = question(engine, tmp_path, **{"max-num-sequences": 4, "compilation-config": {"modes": 3}})
-    with asked(it), pytest.raises(RecipeError) as raised:
-        it.explain(NOT_STARTED)
-    log_text = "\n".join(raised.value.log_tail)
-    assert "no option --max-num-sequences" in log_text
-    assert "no field modes" in log_text
-    assert raised.value.__cause__ is NOT_STARTED
-
-
-@pytest.mark.parametrize("answer", ["", "echo why; exit 1"])
-def test_a_failed_start_that_is_not_the_recipes_fault_is_not_explained(
-    engine: EngineEnvironment, tmp_path: Path, answer: str
-) -> None:
-    it = question(engine, tmp_path)
-    if answer:
-        engine.python.write_text(f"#!/bin/sh\n{answer}\n")
-    with asked(it):
-        it.explain(NOT_STARTED)
 
 
 def test_a_question_that_is_given_up_leaves_no_process(
@@ -163,13 +151,5 @@ def test_a_question_that_nobody_asked_is_waited_for_by_nobody(engine: EngineEnvi
     it = question(engine, tmp_path)
     it.settle()
     with pytest.raises(HostError, match="the engine was not asked"):
-        it.wait(lambda: None)
+        it.wait(nothing)
     it.explain(NOT_STARTED)
-
-
-def test_an_answer_stays_when_whoever_asked_has_ended(engine: EngineEnvironment, tmp_path: Path) -> None:
-    it = question(engine, tmp_path)
-    it.ask()
-    it.settle()
-    it.check()
-    assert it.unasked == []

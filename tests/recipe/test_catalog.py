@@ -7,19 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 
 from infra.reference_chat import traces
 from tests.builders.seed_recipes import SEEDS, VLLM_VERSION, arguments, recipe
-from tests.engine.script import run_script
-from vllm_qualify.drift.candidate import find_candidate
-from vllm_qualify.drift.check import check_recipe
-from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
-from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.serving import ServerArguments
-from vllm_qualify.recipe.tables import known_versions
 from vllm_qualify.recipe.traces.reading import read_trace
 
 
@@ -50,8 +42,6 @@ PUBLISHED = {
         "models/Qwen/Qwen3-Next-80B-A3B-Instruct.yaml", 262144, HERMES, {"Qwen/Qwen3-Next-80B-A3B-Instruct-FP8"}
     ),
 }
-
-
 PROMISES = {
     "gpt-oss-120b": ["chat", "tools"],
     "gpt-oss-20b": ["chat", "tools"],
@@ -63,13 +53,10 @@ PROMISES = {
 }
 
 
-def test_a_recipe_promises_what_its_parsers_are_for() -> None:
+def test_every_recipe_of_the_catalog_is_looked_at_and_promises_what_its_parsers_are_for() -> None:
     recipes = {name: load_recipe(name).recipe for name in catalog_names()}
+    assert {name for name in recipes if not name.startswith("reference")} == {*SEEDS, *PUBLISHED}
     assert {name: recipe.capabilities for name, recipe in recipes.items() if recipe.capabilities} == PROMISES
-
-
-def test_every_recipe_of_the_catalog_is_looked_at() -> None:
-    assert set(catalog_names()) - {name for name in catalog_names() if name.startswith("reference")} == {*SEEDS, *PUBLISHED}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -108,35 +95,3 @@ def test_the_chat_models_trace_is_what_its_code_writes(tmp_path: Path) -> None:
 def test_the_long_context_is_asked_for() -> None:
     for profile in recipe("qwen3-next-80b").gpu_types["h200"].profiles.values():
         assert (profile.load.longest_tok or 0) > 32768
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("version", ["0.12.0", VLLM_VERSION, known_versions()[-1]])
-def test_a_version_takes_a_recipe_by_its_table(name: str, version: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    candidate = find_candidate(version, None, None, lambda _line: None)
-    assert check_recipe(load_recipe(name), Choice(), candidate, tmp_path_factory.mktemp("answers")).fits
-
-
-@pytest.mark.engine
-def test_the_engine_has_every_parser_that_a_recipe_names(engine: EngineEnvironment) -> None:
-    """By the registries of the real vLLM: its option parser takes any name."""
-    for kind, option in (("tool", "tool-call-parser"), ("reasoning", "reasoning-parser")):
-        names = {str(value) for name in (*SEEDS, *PUBLISHED) for value in _values(recipe(name), option)}
-        assert names <= _registered(engine, kind)
-
-
-def _values(of: Recipe, option: str) -> set[object]:
-    every = (arguments(of, *cell) for cell in of.cells(VLLM_VERSION))
-    return {options[option] for options in every if option in options}
-
-
-def _registered(engine: EngineEnvironment, kind: str) -> set[str]:
-    managers = {
-        "tool": "from vllm.tool_parsers import ToolParserManager as M; names = M.list_registered()",
-        "reasoning": "from vllm.reasoning import ReasoningParserManager as M; names = M.list_registered()",
-    }
-    code = f"{managers[kind]}; import json; print('NAMES', json.dumps(sorted(names)))"
-    done = run_script(engine, code)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("NAMES "))
-    return set(yaml.safe_load(line.removeprefix("NAMES ")))

@@ -19,8 +19,9 @@ ANSWERS = {"metric": "answer_nll_nat_per_tok", "max_nll_increase": 0.01, "unit":
 TEXTS = {"metric": "text_top1_share", "min_top1_agreement": 0.9, "unit": "fraction"}
 
 
-def document_with(gate: Document, likelihood: Document | None) -> Document:
-    return reference() | {"gates": [gate], "likelihood": likelihood}
+def recipe_with(folder: Path, gate: Document, likelihood: Document | None) -> LoadedRecipe:
+    document = reference() | {"gates": [gate], "likelihood": likelihood}
+    return load_recipe(str(write(document, folder / "mine.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -38,17 +39,16 @@ def test_a_recipe_that_does_not_say_what_is_scored_is_refused(
     gate: Document, likelihood: Document | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CallerError, match=message):
-        load_recipe(str(write(document_with(gate, likelihood), tmp_path / "mine.yaml")))
+        recipe_with(tmp_path, gate, likelihood)
 
 
 def test_answers_need_no_settings(tmp_path: Path) -> None:
-    recipe = load_recipe(str(write(document_with(ANSWERS, {}), tmp_path / "mine.yaml"))).recipe
-    assert recipe.likelihood == Likelihood(num_answers=500, texts=None)
+    assert recipe_with(tmp_path, ANSWERS, {}).recipe.likelihood == Likelihood(num_answers=500, texts=None)
 
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> LoadedRecipe:
-    return load_recipe(str(write(document_with(TEXTS, {"texts": "texts.jsonl"}), tmp_path / "mine.yaml")))
+    return recipe_with(tmp_path, TEXTS, {"texts": "texts.jsonl"})
 
 
 def test_texts_are_pinned_by_their_content(loaded: LoadedRecipe, tmp_path: Path) -> None:
@@ -81,13 +81,10 @@ def test_a_file_that_is_not_there_is_reported(loaded: LoadedRecipe) -> None:
 
 
 def test_tensorrt_llm_gives_no_likelihoods(loaded: LoadedRecipe) -> None:
-    """A gate that needs them is the recipe's error, before anything starts; without one nothing is scored."""
+    """A gate that needs them is the recipe's error, before anything starts; without one, or without the key, none are asked."""
     server = server_plan().model_copy(update={"kind": "tensorrt-llm"})
     with pytest.raises(RecipeError, match=r"TensorRT-LLM does not give the likelihood .* answer_nll_nat_per_tok") as raised:
         likelihood_plan(loaded, Likelihood(), server, [gate_of(**ANSWERS)])
     assert raised.value.place == "likelihood"
     assert likelihood_plan(loaded, Likelihood(), server, []) is None
-
-
-def test_without_the_key_nothing_is_scored(loaded: LoadedRecipe) -> None:
     assert likelihood_plan(loaded, None, server_plan(), []) is None

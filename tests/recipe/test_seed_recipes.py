@@ -42,9 +42,8 @@ def environment(recipe: Recipe, gpu_type: str, variant: str | None) -> Environme
     return serving.environment | recipe.variants[variant or serving.default_variant].environment
 
 
-def published(model: str, gpu_type: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((PUBLISHED / model / "hw" / f"{gpu_type}.json").read_text(encoding="utf-8"))
-    return document
+def published(model: str, gpu_type: str) -> Any:
+    return json.loads((PUBLISHED / model / "hw" / f"{gpu_type}.json").read_text(encoding="utf-8"))
 
 
 def differing(model: str, gpu_type: str) -> set[str]:
@@ -59,7 +58,7 @@ def differing(model: str, gpu_type: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
+def test_a_seed_recipe_has_every_gpu_type_and_profile_and_nvfp4_on_blackwell_alone(name: str) -> None:
     assert recipe(name).name == name
     assert list(recipe(name).gpu_types) == [*HOPPER, *BLACKWELL]
     for gpu_type, serving in recipe(name).gpu_types.items():
@@ -68,6 +67,8 @@ def test_a_seed_recipe_has_every_gpu_type_and_profile(name: str) -> None:
         on_eight = ["latency-8"] if name.startswith("llama") and gpu_type != "gb200" else []
         others = [*(of_llama if name == "llama-3.3-70b" else []), *on_eight]
         assert set(serving.profiles) == {"throughput", "balanced", "latency", *others}
+    with_nvfp4 = {gpu_type for gpu_type, variant, _ in recipe(name).cells(VLLM_VERSION) if variant.endswith("nvfp4")}
+    assert with_nvfp4 == (set(BLACKWELL) if "nvfp4" in recipe(name).variants else set())
 
 
 @pytest.mark.parametrize(
@@ -89,13 +90,7 @@ def test_weights_and_the_default_by_gpu_type(name: str, model: str, other: str, 
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_nvfp4_is_for_blackwell_alone(name: str) -> None:
-    gpu_types = {gpu_type for gpu_type, variant, _ in recipe(name).cells(VLLM_VERSION) if variant.endswith("nvfp4")}
-    assert gpu_types == (set(BLACKWELL) if "nvfp4" in recipe(name).variants else set())
-
-
-@pytest.mark.parametrize("name", SEEDS)
-def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> None:
+def test_size_and_batch_follow_the_profiles_goal_and_the_load_the_server(name: str) -> None:
     for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
         ours = arguments(recipe(name), gpu_type, variant, profile)
         size, batch = ours["tensor-parallel-size"], ours["max-num-seqs"]
@@ -109,17 +104,11 @@ def test_tensor_parallel_size_and_batch_follow_the_profiles_goal(name: str) -> N
             # FP8 weights of Scout are for two GPUs, and those of Llama 3.3 70B too large for one H100.
             on_two = (name == "llama-4-scout" and variant == "fp8") or (name, gpu_type) == ("llama-3.3-70b", "h100")
             assert size == (2 if on_two else 1)
-
-
-@pytest.mark.parametrize("name", SEEDS)
-def test_the_load_follows_the_server(name: str) -> None:
-    for gpu_type, variant, profile in recipe(name).cells(VLLM_VERSION):
-        ours = arguments(recipe(name), gpu_type, variant, profile)
         load = recipe(name).gpu_types[gpu_type].profiles[profile].load.make_load(None, 1)
         single = profile in ("single-stream", "drafted")
         assert (load.input_len, load.output_len) == ((500, 200) if single else (1024, 1024))
         assert ours["max-model-len"] == {"llama-3.3-70b": 131072, "llama-4-scout": 131072, "nemotron-3-nano": 262144}[name]
-        assert load.max_concurrency == (1 if single else 512 if profile == "guide" else ours["max-num-seqs"])
+        assert load.max_concurrency == (1 if single else 512 if profile == "guide" else batch)
         assert load.num_prompts >= 5 * load.max_concurrency
         assert load.num_warmups > 0
 
@@ -282,27 +271,9 @@ def test_published_options_and_environment_are_ours(model: str, gpu_type: str) -
 
 
 @needs_published
-def test_every_published_command_for_these_models_is_compared() -> None:
+def test_every_published_command_for_these_models_is_compared_and_every_listed_difference_occurs() -> None:
     hardware = (*HOPPER, *BLACKWELL)
     files = [(model, file.stem) for model in MODELS for file in (PUBLISHED / model / "hw").glob("*.json")]
     assert sorted(pair for pair in files if pair[1] in hardware) == sorted(COMMANDS)
-
-
-@needs_published
-def test_every_listed_difference_occurs() -> None:
     assert {option for command in COMMANDS for option in differing(*command)} == set(DIFFERENCES)
     assert {variable for command in COMMANDS for variable in published(*command)["env"]} == set(RENAMED)
-
-
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ([], {}),
-        (["--async-scheduling", "--no-enable-prefix-caching"], {"async-scheduling": True, "no-enable-prefix-caching": True}),
-        (["--max-num-seqs", "8192", "--kv-cache-dtype=fp8"], {"max-num-seqs": 8192, "kv-cache-dtype": "fp8"}),
-        (["--compilation-config", '{"pass_config":{"x":true}}'], {"compilation-config": {"pass_config": {"x": True}}}),
-        (["--served-model-name", "a", "b"], {"served-model-name": ["a", "b"]}),
-    ],
-)
-def test_a_command_is_read_as_a_recipe_writes_it(words: list[str], options: dict[str, JsonValue]) -> None:
-    assert options_of(["vllm", "serve", "org/model", *words]) == options

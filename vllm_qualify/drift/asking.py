@@ -127,7 +127,6 @@ def _ask_once(
 
 
 def answer_file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolve: bool = False) -> Path:
-    """Where the answer about a group is kept."""
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and not name.startswith(OUR_OWN)}
     # By content: the paths that the engine sees are in the question, and in a container they are always the same.
     held = [_local_models(one.server) for one in group]

@@ -27,7 +27,6 @@ from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import EngineJudgement, EngineTable, ModelKind, ProbeAnswer
 
 UNASKED = "whether options exclude each other: a table does not say; give --image or --python"
-UNREGISTERED = "whether parsers and other parts are registered by the names given: this version's table does not have them yet"
 # Nothing listens there.
 PORT = 8000
 DEFAULT_BRANCH = "main"
@@ -281,7 +280,6 @@ def _check_subjects(
         findings = [(subject.cell, _table_findings(subject, candidate.table)) for subject in subjects]
         same = candidate.version == candidate.table.version
         unknown = [] if same else [f"what changed after vLLM {candidate.table.version}, whose table this is"]
-        unknown += [] if candidate.table.registries else [UNREGISTERED]
         files = _files_named(subjects)
         unknown += [f"whether there is a file {path}, which --{name} names: a table does not say" for name, path in files]
         unjudged = {cell for of in files.values() for cell in of}

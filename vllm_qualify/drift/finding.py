@@ -16,24 +16,10 @@ from vllm_qualify.recipe.serving import Environment, ServerArguments
 from vllm_qualify.recipe.tables import EngineTable, ModelKind, Option, Schema
 from vllm_qualify.recipe.values import Frozen
 
-FindingKind = Literal[
-    "unknown-option",
-    "spare-value",
-    "unnamed-option",
-    "bad-value",
-    "unregistered-name",
-    "missing-option",
-    "unknown-field",
-    "ignored-field",
-    "unknown-environment",
-    "refused-environment",
-    "unknown-metric",
-    "refused",
-    "perhaps-refused",
-    "changed-default",
-    "runs-code",
-    "trusts-code",
-]
+_OfOptions = Literal["unknown-option", "spare-value", "unnamed-option", "bad-value", "unregistered-name", "missing-option"]
+_OfFields = Literal["unknown-field", "ignored-field", "unknown-environment", "refused-environment", "unknown-metric"]
+_OfServers = Literal["refused", "perhaps-refused", "changed-default", "runs-code", "trusts-code"]
+FindingKind = Literal[_OfOptions, _OfFields, _OfServers]
 WITHOUT_EFFECT = ("ignored-field", "unknown-environment")
 NOTES = (*WITHOUT_EFFECT, "perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters

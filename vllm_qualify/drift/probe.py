@@ -227,23 +227,19 @@ def variables_read(source: str) -> set[str]:
     # Only a file that has such a text is read as Python: most files get the variables by their attributes of vllm.envs.
     if not A_NAME.search(source) or not re.search("environ|getenv", source):
         return set()
-    names = {constant_text(place) for node in ast.walk(ast.parse(source)) for place in name_places(node)}
-    return {name for name in names if name.startswith(VARIABLE_PREFIX)}
+    names = {place.value for node in ast.walk(ast.parse(source)) if isinstance(place := name_place(node), ast.Constant)}
+    return {name for name in names if isinstance(name, str) and name.startswith(VARIABLE_PREFIX)}
 
 
-def name_places(node: ast.AST) -> list[ast.expr]:
+def name_place(node: ast.AST) -> ast.expr | None:
     match node:
         case ast.Subscript(value=ast.Attribute(attr="environ"), slice=place, ctx=ast.Load()):
-            return [place]
+            return place
         case ast.Compare(left=place, comparators=[ast.Attribute(attr="environ")]):
-            return [place]
+            return place
         case ast.Call(func=ast.Attribute(value=ast.Attribute(attr="environ")) | ast.Attribute(attr="getenv"), args=[place, *_]):
-            return [place]
-    return []
-
-
-def constant_text(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            return place
+    return None
 
 
 def registered_names() -> dict[str, list[str]]:
@@ -495,9 +491,7 @@ def message_of(error: BaseException) -> str:
     """The error's text; pydantic's errors are without their echo of the input."""
     if hasattr(error, "errors"):
         each = typing.cast("Any", error).errors(include_url=False, include_context=False, include_input=False)
-        return "; ".join(
-            ": ".join([*(".".join(map(str, [*one["loc"]])) for _ in [0] if one["loc"]), one["msg"]]) for one in each
-        )
+        return "; ".join(": ".join(filter(None, [".".join(map(str, one["loc"])), one["msg"]])) for one in each)
     return f"{error}" or type(error).__name__
 
 

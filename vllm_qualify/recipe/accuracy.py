@@ -41,9 +41,8 @@ class Questions(Settings):
     test: Annotated[Text, PLACE] = Field(description="path of the questions, a file or a folder")
     shots: Annotated[Text | None, PLACE] = Field(
         None,
-        description=(
-            "path of the solved examples, a file or a folder; none for a task that has its own, or with `num_fewshot: 0`"
-        ),
+        description="path of the solved examples, a file or a folder; none for a task that has its own, or with"
+        " `num_fewshot: 0`",
     )
 
 
@@ -107,10 +106,8 @@ class Accuracy(Settings):
     )
     most_repetitions: Annotated[Count, EFFORT] = Field(
         10,
-        description=(
-            "how often all questions are asked at most in one start of the server, where a gate compares with a"
-            " baseline; then 4 or more"
-        ),
+        description="how often all questions are asked at most in one start of the server, where a gate compares with a"
+        " baseline; then 4 or more",
     )
     sequential: Annotated[Flag, EFFORT] = Field(
         True, description="end as soon as every gate on the task is decided; a run that becomes a baseline asks everything"

@@ -15,19 +15,17 @@ from vllm_qualify.recipe.loading import MOST_CHARACTERS, catalog_folder
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.recipe.serving import Arguments, ByVersion, Environment, ServerArguments
 
-_CODE_OF_MODEL = "the model's own Python code runs in the server"
 _IMPORTED = "the server imports what it names"
 _OF_LOGGING = "the server's logging is made from this file, which can name any code"
-_OF_OTHER_HOSTS = "the server unpickles what another host sends"
 # By vLLM's and TensorRT-LLM's names, with dashes.
 _OPTIONS = {
-    "trust-remote-code": _CODE_OF_MODEL,
+    "trust-remote-code": "the model's own Python code runs in the server",
     **dict.fromkeys(("tool-parser-plugin", "tool-call-parser-plugin", "reasoning-parser-plugin"), _IMPORTED),
     **dict.fromkeys(("io-processor-plugin", "logits-processors", "middleware", "model-class-overrides"), _IMPORTED),
     **dict.fromkeys(("worker-cls", "worker-extension-cls", "scheduler-cls", "inductor-passes"), _IMPORTED),
     **dict.fromkeys(("custom-tokenizer", "custom-module-dirs", "ray-worker-extension-cls"), _IMPORTED),
     **dict.fromkeys(("log-config-file", "pylogging-config-file"), _OF_LOGGING),
-    **dict.fromkeys(("data-parallel-address", "master-addr"), _OF_OTHER_HOSTS),
+    **dict.fromkeys(("data-parallel-address", "master-addr"), "the server unpickles what another host sends"),
     "tool-server": "tools that it names run what the model writes",
     "cache-dir": "the server loads compiled code from this folder",
 }

@@ -109,5 +109,4 @@ class Contract(Settings):
 
     @property
     def checks(self) -> list[ContractCheck]:
-        """The checks that are asked."""
         return [check for check in checks_of(self.capabilities) if check.name not in self.not_asked]

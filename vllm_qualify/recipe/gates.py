@@ -47,14 +47,14 @@ class BaseGate(Frozen):
     """the judged quantity, around the metric's meaning"""
     points: ClassVar[bool] = False
     """whether value and bounds are shown to people in percentage points"""
+    is_least: ClassVar[bool] = False
+    """whether the kind's only key is the least value, and not the most"""
 
     metric: Text = Field(description="a name of the metrics")
     filter: FilterName | None = Field(
         None,
-        description=(
-            "lm-eval's filter, like `strict-match` or `flexible-extract`, or `none` for tasks without one: required"
-            " for a score, refused for others"
-        ),
+        description="lm-eval's filter, like `strict-match` or `flexible-extract`, or `none` for tasks without one: required"
+        " for a score, refused for others",
     )
     task: TaskName | None = Field(None, description="the task of a score; needed where `accuracy` has more than one")
     unit: Text = Field(description="the metric's unit, exactly; of a loss or a worsening it is `fraction`")
@@ -66,8 +66,9 @@ class BaseGate(Frozen):
 
     @property
     def limits(self) -> Limits:
-        """The range of values in which it is met; by default up to the value of the kind's only key."""
-        return Limits(at_most=getattr(self, self.own_keys()[0]))
+        """The range of values in which it is met; by default up to the value of the kind's only key, or from it on."""
+        end: float = getattr(self, self.own_keys()[0])
+        return Limits(at_least=end) if self.is_least else Limits(at_most=end)
 
     @property
     def meaning(self) -> str:
@@ -82,7 +83,6 @@ class BaseGate(Frozen):
     @classmethod
     @cache
     def own_keys(cls) -> tuple[str, ...]:
-        """The keys that only this kind has."""
         return tuple(name for name in cls.model_fields if name not in BaseGate.model_fields)
 
     @classmethod
@@ -171,15 +171,13 @@ def label_of(
 class Minimum(BaseGate):
     """Where higher is better: the metric must be at least `minimum`."""
 
+    is_least = True
+
     minimum: Number = Field(description="the bound where higher is better")
 
     @classmethod
     def fits(cls, metric: Metric) -> bool:
         return metric.direction == "higher" and not metric.is_only_compared
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(at_least=self.minimum)
 
 
 class Maximum(BaseGate):
@@ -242,9 +240,8 @@ class MaxLossSinceAnchor(_Loss):
     meaning_form = "what is lost since the anchor of the {}"
 
     max_loss_since_anchor: AboveZero = Field(
-        description=(
-            "of a score: the share of the questions that may be lost against the anchor; at least `max_loss` of the same score"
-        )
+        description="of a score: the share of the questions that may be lost against the anchor; at least `max_loss` of the"
+        " same score"
     )
 
 
@@ -293,20 +290,16 @@ class MinTop1Agreement(BaseGate):
     """For a share of likeliest tokens: of the tokens, at least this share has the same likeliest one as under the baseline."""
 
     compares = "likelihood"
+    is_least = True
 
     min_top1_agreement: Annotated[Number, Field(gt=0, lt=1)] = Field(
-        description=(
-            "of a share of likeliest tokens: the least share with the same likeliest one as under the baseline, between 0 and 1"
-        )
+        description="of a share of likeliest tokens: the least share with the same likeliest one as under the baseline,"
+        " between 0 and 1"
     )
 
     @classmethod
     def fits(cls, metric: Metric) -> bool:
         return metric.name in TOP1_SHARES
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(at_least=self.min_top1_agreement)
 
     @property
     def meaning(self) -> str:

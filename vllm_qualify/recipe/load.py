@@ -74,17 +74,13 @@ class Workload(Settings):
     )
     request_rate: Annotated[Positive | None, WORK] = Field(
         None,
-        description=(
-            "requests per second, sent at random times whether or not others have ended; without it, each client sends"
-            " its next request when the one before has ended"
-        ),
+        description="requests per second, sent at random times whether or not others have ended; without it, each client sends"
+        " its next request when the one before has ended",
     )
     burstiness: Annotated[Positive, WORK] = Field(
         1.0,
-        description=(
-            "of requests sent at a rate: 1 is a Poisson process; less sends them in bursts, more evenly. It is the"
-            " shape of the gamma distribution of the times between requests"
-        ),
+        description="of requests sent at a rate: 1 is a Poisson process; less sends them in bursts, more evenly. It is the"
+        " shape of the gamma distribution of the times between requests",
     )
     num_warmups: Annotated[CountOrZero, WORK] = Field(
         description="requests before each repeat that are not measured; none has a prompt that is"

@@ -186,13 +186,11 @@ _DECLARED = (
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
-CONTRACT_METRICS = tuple(check.name for check in contract.CHECKS)
+CONTRACT_METRICS = contract.NAMES
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
 
 # The required confidence that a percentile is met if no request misses it.
 PERCENTILE_CONFIDENCE = 0.99
-
-
 # A load's warm-up and tail are cut off: only half of its requests are certain to be counted.
 PROMPTS_PER_REQUEST = 2
 

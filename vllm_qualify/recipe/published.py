@@ -5,13 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.recipe.values import Count, CountOrZero, FilterName, Frozen, Name, Share
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("say where it is from")
-    return text
+from vllm_qualify.recipe.values import Count, CountOrZero, FilterName, Frozen, Name, Share, matches
 
 
 def _score_name(name: str) -> str:
@@ -21,7 +15,7 @@ def _score_name(name: str) -> str:
     return name
 
 
-Source = Annotated[str, Field(strict=True, max_length=500), AfterValidator(_not_blank)]
+Source = Annotated[str, Field(strict=True, max_length=500), matches(r"(?s).*\S.*", "say where it is from")]
 ScoreName = Annotated[Name, AfterValidator(_score_name)]
 Remark = Annotated[str, Field(strict=True, min_length=1, max_length=300)]
 

@@ -17,18 +17,7 @@ from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, P
 from vllm_qualify.recipe.presets import with_presets
 from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.serving import Arguments, Variant
-from vllm_qualify.recipe.values import (
-    Count,
-    CountOrZero,
-    Frozen,
-    Gibibytes,
-    Name,
-    Positive,
-    PositiveShare,
-    PriceUsd,
-    Seconds,
-    Text,
-)
+from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, Gibibytes, Name, Positive, PositiveShare, Seconds, Text
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
 MOST_STARTS = 16
@@ -39,10 +28,8 @@ class Approval(Frozen):
 
     automatic: bool = Field(
         False,
-        description=(
-            "approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
-            " else a person decides"
-        ),
+        description="approve at once where every gate was judged and passed without a waiver, and a key to sign with is given;"
+        " else a person decides",
     )
     valid_days: int = Field(
         90,
@@ -103,7 +90,7 @@ class Serving(Arguments):
         description="how often the server is started at most, where gates compare with a baseline: starts of one build differ."
         " Most releases are decided after 3 to 6. A run that becomes a baseline is mostly started 3 to 5 times",
     )
-    price_usd_gpu_hour: PriceUsd | None = Field(
+    price_usd_gpu_hour: Positive | None = Field(
         None, description="what one GPU costs an hour; `--price-usd-gpu-hour` replaces it"
     )
     network: Literal["infiniband"] | None = Field(
@@ -173,10 +160,8 @@ class Recipe(Frozen):
     served_model_name: Text = Field(description="the name under which the server offers the model")
     aliases: list[Text] = Field(
         [],
-        description=(
-            "more names under which the server offers the model. The smoke test and the contract hold it to all of"
-            " them. TensorRT-LLM takes none"
-        ),
+        description="more names under which the server offers the model. The smoke test and the contract hold it to all of"
+        " them. TensorRT-LLM takes none",
     )
     variants: dict[Name, Variant] = Field(min_length=1, description="the sets of weights")
     gpu_types: dict[Name, Serving] = Field(
@@ -191,10 +176,8 @@ class Recipe(Frozen):
     )
     capabilities: Capabilities = Field(
         [],
-        description=(
-            "what every server offers beyond completions. Each promise adds its checks to the contract. All need"
-            " `chat` beside them, and `parallel_tools` needs `tools`"
-        ),
+        description="what every server offers beyond completions. Each promise adds its checks to the contract. All need"
+        " `chat` beside them, and `parallel_tools` needs `tools`",
     )
     accuracy: Annotated[list[Accuracy], BeforeValidator(with_presets)] = Field(
         min_length=1, description="the lm-eval tasks. `preset: chat` in place of one stands for the tasks of that preset"

@@ -168,10 +168,8 @@ class Variant(Arguments):
     """
 
     model: Text = Field(
-        description=(
-            "a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds"
-            " a `config.json`"
-        )
+        description="a repository of the Hugging Face hub, or a folder: then it begins with `./`, `../`, `/` or `~` and holds"
+        " a `config.json`"
     )
     engine: EngineName = Field(VLLM, description="what serves it")
     revision: Text | None = Field(
@@ -220,5 +218,4 @@ class Variant(Arguments):
         return not self.profiles or profile in self.profiles
 
     def fits_version(self, version: str) -> bool:
-        """Whether a version of vLLM can serve it."""
         return self.of_vllm and (self.vllm is None or covers(self.vllm, version))

@@ -12,7 +12,9 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def _matches(pattern: str, problem: str) -> AfterValidator:
+def matches(pattern: str, problem: str) -> AfterValidator:
+    """A check that the whole text is of a pattern; else `problem` says what is wrong."""
+
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
             raise ValueError(problem)
@@ -21,10 +23,10 @@ def _matches(pattern: str, problem: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-_PLAIN = _matches(r"[a-z0-9][a-z0-9._-]*", "use lower-case letters, digits, '.', '_' and '-', and begin with a letter or digit")
-_TASK = _matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", "it is not the name of an lm-eval task: letters, digits, '.', '_' and '-'")
+_PLAIN = matches(r"[a-z0-9][a-z0-9._-]*", "use lower-case letters, digits, '.', '_' and '-', and begin with a letter or digit")
+_TASK = matches(r"[A-Za-z0-9][A-Za-z0-9._-]*", "it is not the name of an lm-eval task: letters, digits, '.', '_' and '-'")
 # Great Expectations' page shows it as it is.
-_FILTER = _matches(
+_FILTER = matches(
     r"[A-Za-z0-9][A-Za-z0-9._@-]*", "it is not the name of an lm-eval filter: letters, digits, '.', '_', '@' and '-'"
 )
 Name = Annotated[str, Field(strict=True, max_length=100), _PLAIN]
@@ -35,7 +37,6 @@ Count = Annotated[int, Field(strict=True, ge=1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0)]
 Seconds = Annotated[float, Field(strict=True, gt=0)]
 Milliseconds = Annotated[float, Field(strict=True, gt=0)]
-PriceUsd = Annotated[float, Field(strict=True, gt=0)]
 Gibibytes = Annotated[float, Field(strict=True, ge=0.0625)]
 Number = Annotated[float, Field(strict=True)]
 NotNegative = Annotated[float, Field(strict=True, ge=0)]

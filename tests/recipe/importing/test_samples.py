@@ -15,8 +15,7 @@ from tests.engine.script import run_script
 from tests.recipe.importing.documents import TRANSLATED, imported, resolved
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.recipe.importing import Imported, write_recipe
-from vllm_qualify.recipe.importing.commands import GPU_TYPES
-from vllm_qualify.recipe.importing.options import SHORT_FORMS
+from vllm_qualify.recipe.importing.commands import GPU_TYPES, SHORT_FORMS
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.serving import ServerArguments

@@ -1,4 +1,4 @@
-"""Traces from files: what the three forms give, and that a hostile file ends with one error that names its line."""
+"""Traces from files: what the three forms give, what is told of them, and that a hostile file ends with one error."""
 
 import gzip
 import json
@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from vllm_qualify.cli.commands import app
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.recipe.traces import reading
 from vllm_qualify.recipe.traces.reading import MOST_LINE_BYTES, MOST_TOK, read_trace
-from vllm_qualify.recipe.traces.trace import Trace
+from vllm_qualify.recipe.traces.summary import summary_of
+from vllm_qualify.recipe.traces.trace import Request, Trace
 
 # The first lines of Mooncake's conversation_trace.jsonl and toolagent_trace.jsonl, as published.
 MOONCAKE = [
@@ -52,6 +55,7 @@ def test_mooncakes_trace_is_read_as_published(tmp_path: Path) -> None:
     read = read_trace(written(tmp_path, MOONCAKE))
     assert (read.form, read.lines, read.trace.block_tok) == ("mooncake", [1, 2, 3, 4], 512)
     assert requests(read.trace) == [(0.0, 6758, 500), (0.0, 2290, 316), (1.5, 3121, 20), (3.0, 3137, 19)]
+    assert read_trace(written(tmp_path, MOONCAKE), speed=2.0).trace.arrivals_s == [0.0, 0.0, 0.75, 1.5]
     # The second begins with one block of the first, the fourth with five of the third: 6 of 512 tokens.
     assert read.trace.shared_tok == 3072
     assert read.trace.shared_share == 3072 / (6758 + 2290 + 3121 + 3137)
@@ -88,16 +92,12 @@ def test_a_trace_without_prefixes_has_one_block_for_each_prompt(tmp_path: Path) 
 
 
 def test_one_trace_in_two_forms_or_with_other_ids_is_one_trace(tmp_path: Path) -> None:
-    azure = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.5,374,44", "2023-11-16 18:15:47.0,396,109"]
+    azure = [AZURE[0], "2023-11-16 18:15:46.5,374,44", "2023-11-16 18:15:47.0,396,109"]
     ours = ['{"arrival_s": 7, "input_tok": 374, "output_tok": 44}', '{"arrival_s": 7.5, "input_tok": 396, "output_tok": 109}']
     renamed = [line.replace("[0,", "[900,").replace("[74,", "[7400,") for line in MOONCAKE]
     for pair in ((azure, ours), (MOONCAKE, renamed)):
         one, other = (read_trace(written(tmp_path, lines)).trace for lines in pair)
         assert one.digest == other.digest
-
-
-def test_it_can_be_sent_faster(tmp_path: Path) -> None:
-    assert read_trace(written(tmp_path, MOONCAKE), speed=2.0).trace.arrivals_s == [0.0, 0.0, 0.75, 1.5]
 
 
 def test_what_bench_gets_makes_prompts_of_just_these_lengths(tmp_path: Path) -> None:
@@ -181,18 +181,13 @@ def test_a_hostile_file_ends_with_one_error_that_names_its_line(tmp_path: Path, 
     assert len(str(raised.value)) < 1000
 
 
-def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+def test_a_file_of_10_gb_is_read_as_far_as_it_is_asked_for_and_no_line_without_an_end(tmp_path: Path) -> None:
     path = written(tmp_path, ours().encode() + b'\n{"arrival_s": 2, "input_tok": 1')
     # 10 GB that are not on the disk.
     os.truncate(path, 10 * 2**30)
+    assert len(read_trace(path, most=1).trace.requests) == 1
     with pytest.raises(CallerError, match=f"line 2: it has more than {MOST_LINE_BYTES:,} bytes"):
         read_trace(path)
-
-
-def test_a_file_of_10_gb_is_read_as_far_as_it_is_asked_for(tmp_path: Path) -> None:
-    path = written(tmp_path, [ours(), ours()])
-    os.truncate(path, 10 * 2**30)
-    assert len(read_trace(path, most=2).trace.requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -244,3 +239,51 @@ def test_no_bytes_end_with_anything_but_a_trace_or_one_error(tmp_path: Path, bod
     path = written(tmp_path, begin + body)
     with suppress(CallerError):
         assert read_trace(path).trace.requests
+
+
+# --- what `trace check` tells, counted by hand
+
+# Two bursts of five requests, 20 s apart; each prompt but the first begins with the same 16 tokens.
+ARRIVALS_S = [0.0, 0.0, 0.0, 0.0, 0.0, 20.0, 20.0, 20.0, 20.0, 20.0]
+TRACE = Trace.from_requests(
+    16, [Request(at, 20 + number, 10 - number, (0, number + 1)) for number, at in enumerate(ARRIVALS_S)]
+)
+
+
+def test_arrivals_and_lengths_are_counted() -> None:
+    summary = summary_of(TRACE, "mooncake")
+    assert (summary.requests, summary.lasts_s, summary.mean_req_s, summary.peak_req_s) == (10, 20.0, 9 / 20, 0.5)
+    # Nine times between requests, one of 20 s: the mean is 20/9 s, the variance 20²/9 s².
+    assert summary.burstiness == pytest.approx((20 / 9) ** 2 / (20**2 / 9))
+    assert [*summary.prompts.model_dump().values()] == [24, 28, 29, 29, 245]
+    assert [*summary.replies.model_dump().values()] == [5, 9, 10, 10, 55]
+    assert summary.longest_tok == 30
+    assert (summary.shared_tok, summary.shared_share) == (9 * 16, 9 * 16 / 245)
+
+
+def test_requests_all_at_once_have_no_rate() -> None:
+    summary = summary_of(Trace.from_requests(16, [Request(0.0, 5, 5, (at,)) for at in range(3)]), "mooncake")
+    assert (summary.mean_req_s, summary.burstiness) == (None, None)
+    assert "all at once" in "\n".join(summary.lines)
+
+
+def test_the_command_shows_it_or_names_the_line_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"arrival_s": 0, "input_tok": 30, "output_tok": 4}\n{"arrival_s": 2, "input_tok": 50, "output_tok": 6}\n')
+    shown = CliRunner().invoke(app, ["trace", "check", str(file)])
+    assert shown.exit_code == 0
+    assert "requests    2 in 2.0 s" in shown.stdout
+    assert "prompts     median 30, p90 50, p99 50, most 50 tokens, 80 in all" in shown.stdout
+    as_json = CliRunner().invoke(app, ["trace", "check", str(file), "--json", "--num-prompts", "1"])
+    assert json.loads(as_json.stdout)["requests"] == 1
+    file.write_text('{"arrival_s": 0, "input_tok": 30, "output_tok": 4}\n{"arrival_s": -2}\n')
+    failed = CliRunner().invoke(app, ["trace", "check", str(file)])
+    assert isinstance(failed.exception, CallerError)
+    assert failed.exception.problem.startswith("line 2: ")
+
+
+@pytest.mark.parametrize(("apart_s", "told"), [(1.0, False), (4.0, True)])
+def test_the_busiest_stretch_is_told_where_the_trace_lasts_so_long(apart_s: float, told: bool) -> None:
+    trace = Trace.from_requests(16, [Request(number * apart_s, 16, 1, (number,)) for number in range(5)])
+    (arrivals,) = (line for line in summary_of(trace, "vllm-qualify").lines if line.startswith("arrivals"))
+    assert ("busiest 10 s" in arrivals) == told

@@ -74,7 +74,6 @@ class _Case:
 
     @property
     def own_settings(self) -> Node:
-        """The model's own settings for the strategy."""
         return self.model["strategy_overrides"][self.strategy_name]
 
     def least_gpus(self, strategy: str) -> tuple[int, Node]:
@@ -94,7 +93,6 @@ class _Case:
 
     @cached_property
     def _usable_strategies(self) -> list[str]:
-        """The offered strategies that the hardware allows."""
         return [name for name in self._offered_strategies if self._is_usable(name)]
 
     def _is_usable(self, strategy: str) -> bool:

@@ -6,6 +6,7 @@ A file is a JSON list, or JSON lines. Each entry has `conversations`, as in Shar
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +21,8 @@ SYSTEM = {"system", "developer"}
 OTHERS = {"human", "user", "tool", "function", "observation"}
 FORM = 'each entry is {"conversations": [{"from": …, "value": …}, …]} or {"messages": [{"role": …, "content": …}, …]}'
 
+# JSON allows a half of a surrogate pair, and UTF-8 has none.
+HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 CountTokens = Callable[[Sequence[str]], list[int]]
 
 
@@ -118,18 +121,9 @@ def _parse_messages(file: Path, number: int, entry: Any) -> Iterator[Message]:
             known = ", ".join(sorted(MODEL | SYSTEM | OTHERS))
             _refuse_entry(file, number, f"nobody known says message {at}", f"{role_key} is one of {known}")
         # A call of a tool has no content.
-        if not isinstance(text, str | None) or not _is_unicode(text or ""):
+        if not isinstance(text, str | None) or HALF_OF_A_PAIR.search(text or ""):
             _refuse_entry(file, number, f"message {at} is no text", f"give {text_key} as text, without pictures or sounds")
         yield Message(role, text or "")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether it has no half of a surrogate pair, which JSON allows."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _refuse_entry(file: Path, number: int, problem: str, remedy: str) -> NoReturn:

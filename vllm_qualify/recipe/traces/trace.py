@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pydantic import Field
@@ -81,26 +81,21 @@ class Trace(Frozen):
 
         The last token of a prompt is computed in any case: its likelihoods give the first token of the reply.
         """
-        return sum(shared_toks(self.block_tok, [(row[1], row[3]) for row in self.requests]))
+        # A place in the tree of all prompts so far, by the place before it, the block and its length.
+        places: dict[tuple[int, int, int], int] = {}
+        shared = 0
+        for _, input_tok, _, blocks in self.requests:
+            place, left, seen, is_seen = 0, input_tok, 0, True
+            for block in blocks:
+                length = min(left, self.block_tok)
+                step = (place, block, length)
+                is_seen = is_seen and step in places
+                seen += length if is_seen else 0
+                place, left = places.setdefault(step, len(places) + 1), left - length
+            shared += min(seen, input_tok - 1)
+        return shared
 
     @property
     def shared_share(self) -> float:
         """`shared_tok` as a share of all tokens of prompts: the most that a prefix cache can hit."""
         return self.shared_tok / sum(self.input_toks)
-
-
-def shared_toks(block_tok: int, prompts: Iterable[tuple[int, Sequence[int]]]) -> list[int]:
-    """For each prompt, given by its length and its blocks, the tokens at its beginning that some prompt before it had."""
-    # A place in the tree of all prompts so far, by the place before it, the block and its length.
-    places: dict[tuple[int, int, int], int] = {}
-    shared = []
-    for input_tok, blocks in prompts:
-        place, left, seen, is_seen = 0, input_tok, 0, True
-        for block in blocks:
-            length = min(left, block_tok)
-            step = (place, block, length)
-            is_seen = is_seen and step in places
-            seen += length if is_seen else 0
-            place, left = places.setdefault(step, len(places) + 1), left - length
-        shared.append(min(seen, input_tok - 1))
-    return shared
