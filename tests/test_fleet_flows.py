@@ -410,5 +410,5 @@ def test_what_is_approved_is_looked_at_again_on_its_own_host(
 
 def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     named = type("Recipe", (), {"name": recipe})
-    monkeypatch.setattr("tasks.requalify.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
+    monkeypatch.setattr("tasks.releases.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
     requalify(Requalify(recipes=[recipe], allow_code=True, store=store.url))
