@@ -3,26 +3,24 @@
 from typing import Any
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.fleet import start_on_fleet
 from tasks.machine import alone
-from tasks.releases import choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
-from tasks.requalify import approved_cells
+from tasks.releases import approved_cells, choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
 from tasks.tend import lost_runs, restart_lost
 from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import QualifyError
 from vllm_qualify.plan.request import Against, Reuse
+from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.source import Source, VersionRule
 from vllm_qualify.runs.home import default_store_url
 from vllm_qualify.runs.request import REQUALIFICATION, QualifyHost, QualifyRelease
 
 
-class Request(BaseModel):
+class Request(Frozen):
     """The settings that most flows of the fleet share."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: str = Field(default_factory=default_store_url, description="s3://bucket/prefix or file:///folder.")
 
@@ -53,10 +51,8 @@ class Requalify(Request):
     )
 
 
-class TendFleet(BaseModel):
+class TendFleet(Frozen):
     """When a run counts as lost."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     silent_s: float = Field(default=180, ge=10, description="How long a run may give no sign of life, in seconds.")
     confirm_s: float = Field(

@@ -38,12 +38,11 @@ WAIT_LIMIT_S = 30 * 86400.0
 STARTED_AGAIN_WITHIN = timedelta(minutes=30)
 # The tag of all this project's runs on the fleet.
 TAG = "vllm-qualify"
-CPU, POOL_OF_GPUS = "cpu", "gpu-"
 
 
 def pool_of(gpu_type: str) -> str:
     """The work pool of a GPU type, and its deployment's name."""
-    return gpu_type if gpu_type == CPU else f"{POOL_OF_GPUS}{gpu_type}"
+    return gpu_type if gpu_type == "cpu" else f"gpu-{gpu_type}"
 
 
 @step("claim")

@@ -96,8 +96,8 @@ def _serve_again(waiting: list[Waiting], folder: Path) -> Iterator[Served]:
     "further start",
     "start {waiting.number} of {waiting.run.plan.cell.id}",
     once=True,
-    place="starts",
     limit_s=MEASURING_LIMIT_S,
+    place="starts",
 )
 def measure_start(served: Served, waiting: Waiting, first: Waiting) -> Commands:
     """Measure one cell in a further start; answers that it shares with the server's first cell are copied."""

@@ -71,6 +71,14 @@ def step(
     """
 
     def decorate(work: Callable[P, R]) -> Task[P, R]:
+        parameters = signature(work)
+
+        @wraps(work)
+        def work_in_time(*arguments: P.args, **named: P.kwargs) -> R:
+            most_s = limit_s(parameters.bind(*arguments, **named).arguments) if callable(limit_s) else limit_s
+            with _end_in_time(most_s, name, place or name):
+                return work(*arguments, **named)
+
         return task(
             name=name,
             task_run_name=run_name or name,
@@ -79,21 +87,9 @@ def step(
             retry_delay_seconds=exponential_backoff(FIRST_DELAY_S),
             retry_jitter_factor=JITTER,
             retry_condition_fn=may_pass,
-        )(_with_limit(work, name, place or name, limit_s))
+        )(work_in_time)
 
     return decorate
-
-
-def _with_limit(work: Callable[P, R], name: str, place: str, limit_s: Limit) -> Callable[P, R]:
-    parameters = signature(work)
-
-    @wraps(work)
-    def work_in_time(*arguments: P.args, **named: P.kwargs) -> R:
-        most_s = limit_s(parameters.bind(*arguments, **named).arguments) if callable(limit_s) else limit_s
-        with _end_in_time(most_s, name, place):
-            return work(*arguments, **named)
-
-    return work_in_time
 
 
 @contextmanager

@@ -3,49 +3,25 @@
 Tests of directions take this table, not the code's own. A new metric gets its line here, unless its unit is that of a cost.
 """
 
+
+def _checks(names: str) -> list[str]:
+    return [f"contract_{name}" for name in names.split()]
+
+
 # The checks of the API's contract.
-CONTRACT = [
-    "contract_models",
-    "contract_completion",
-    "contract_stream",
-    "contract_stream_usage",
-    "contract_stream_end",
-    "contract_max_tokens",
-    "contract_stop",
-    "contract_n",
-    "contract_seed",
-    "contract_logprobs",
-    "contract_prompt_too_long",
-    "contract_bad_body",
-    "contract_unknown_model",
-    "contract_alive",
-    "contract_hang_up",
-    "contract_many",
-]
+CONTRACT = _checks(
+    "models completion stream stream_usage stream_end max_tokens stop n seed logprobs prompt_too_long bad_body unknown_model"
+    " alive hang_up many"
+)
 # Those that each capability adds.
 CAPABILITIES = {
-    "chat": [
-        "contract_chat",
-        "contract_chat_stream",
-        "contract_chat_stream_usage",
-        "contract_chat_stream_end",
-        "contract_chat_turns",
-        "contract_chat_system",
-        "contract_chat_end",
-    ],
-    "tools": [
-        "contract_tools_auto",
-        "contract_tools_stream",
-        "contract_tools_none",
-        "contract_tools_required",
-        "contract_tools_named",
-        "contract_tools_result",
-    ],
-    "parallel_tools": ["contract_parallel_tools", "contract_parallel_tools_stream"],
-    "reasoning": ["contract_reasoning", "contract_reasoning_stream", "contract_reasoning_tags"],
-    "json_schema": ["contract_json_object", "contract_json_schema"],
-    "vision": ["contract_vision", "contract_vision_two", "contract_vision_broken"],
-    "responses": ["contract_responses", "contract_responses_stream"],
+    "chat": _checks("chat chat_stream chat_stream_usage chat_stream_end chat_turns chat_system chat_end"),
+    "tools": _checks("tools_auto tools_stream tools_none tools_required tools_named tools_result"),
+    "parallel_tools": _checks("parallel_tools parallel_tools_stream"),
+    "reasoning": _checks("reasoning reasoning_stream reasoning_tags"),
+    "json_schema": _checks("json_object json_schema"),
+    "vision": _checks("vision vision_two vision_broken"),
+    "responses": _checks("responses responses_stream"),
 }
 HIGHER_IS_BETTER = {
     "nccl_infiniband",

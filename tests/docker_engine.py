@@ -7,6 +7,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,14 +55,9 @@ class Engine:
 
     def containers(self) -> list[str]:
         """The names of the containers that vllm-qualify made and that are there, running or not."""
-        client = self.client()
-        try:
-            return [
-                container.name
-                for container in client.containers.list(all=True, ignore_removed=True, filters={"label": RUN_LABEL})
-            ]
-        finally:
-            client.close()
+        with closing(self.client()) as client:
+            there = client.containers.list(all=True, ignore_removed=True, filters={"label": RUN_LABEL})
+            return [container.name for container in there]
 
     def stop(self) -> None:
         subprocess.run([SCRIPT, "engine-stop", self.folder], check=True, capture_output=True)
@@ -81,8 +77,7 @@ def _docker_engine() -> Iterator[Engine]:
     started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True, check=False)
     try:
         if started.returncode:
-            give_up = pytest.fail if IN_CI else pytest.skip
-            give_up(f"no Docker Engine: {started.stderr[-600:]}")
+            (pytest.fail if IN_CI else pytest.skip)(f"no Docker Engine: {started.stderr[-600:]}")
         yield Engine(settings_in(folder / "env"), folder)
     finally:
         subprocess.run([SCRIPT, "stop", folder], capture_output=True, check=False)

@@ -86,9 +86,7 @@ def test_a_command_that_is_for_newer_versions_is_compared_too(tmp_path: Path, ca
         ("version", "give an environment with vLLM 0.32.0"),
     ],
 )
-def test_what_is_missing_is_named_with_its_remedy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, remedy: str
-) -> None:
+def test_what_is_missing_has_its_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str, remedy: str) -> None:
     if missing != "recipes":
         recipes_of(tmp_path / "recipes", [])
     if missing != "env":

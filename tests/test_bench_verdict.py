@@ -4,22 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.bench import verdict
 from infra.bench.orchestrator import Cost
 from infra.bench.timeline import Span, by_hand, merged, timetable
-from infra.bench.verdict import (
-    ANSWERED,
-    BY_HAND,
-    FLOW,
-    LOAD,
-    RUNNING,
-    SEQUENTIAL,
-    TOKENS,
-    WAITING,
-    Took,
-    _took,
-    figures,
-    recipe,
-)
+from infra.bench.verdict import BY_HAND, FLOW, SEQUENTIAL, Took, _took, figures, recipe
 from vllm_qualify.engine.watch import Scrape
 from vllm_qualify.recipe.loading import load_recipe
 
@@ -27,7 +15,8 @@ from vllm_qualify.recipe.loading import load_recipe
 def scraped(at: float, running: float | None, waiting: float = 0.0, answered: float = 1.0, tokens: float = 7.0) -> Scrape:
     if running is None:
         return Scrape(time=at, error="nobody listens")
-    values = {RUNNING: running, WAITING: waiting, ANSWERED: answered, TOKENS[0]: 5.0, TOKENS[1]: tokens}
+    values = {verdict.RUNNING: running, verdict.WAITING: waiting, verdict.ANSWERED: answered}
+    values |= {verdict.TOKENS[0]: 5.0, verdict.TOKENS[1]: tokens}
     return Scrape(time=at, values={f"{name}{{}}": value for name, value in values.items()})
 
 
@@ -96,7 +85,7 @@ def test_both_do_the_same_work(tmp_path: Path, sequential: bool) -> None:
     assert (task.sequential, task.num_questions) == (sequential, 1319)
     assert task.questions is not None
     assert len(set((tmp_path / task.questions.test).read_text().splitlines())) == 1319
-    assert LOAD.items() <= load.model_dump().items()
+    assert verdict.LOAD.items() <= load.model_dump().items()
     assert load.repeats == load.most_repeats
     assert not any(gate.is_against_baseline for gate in loaded.gates)
     assert (loaded.likelihood, loaded.gpu_types["cpu"].starts) == (None, 1)

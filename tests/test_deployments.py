@@ -38,27 +38,18 @@ def request_of(deployment: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_entry_point_loads_without_a_placeholder(name: str) -> None:
+def test_an_entry_point_loads_without_a_placeholder_and_every_setting_of_its_form_is_described(name: str) -> None:
     deployment = NAMES[name]
     flow: Flow[Any, Any] = load_flow_from_entrypoint(deployment["entrypoint"], use_placeholder_flow=False)
     assert flow.validate_parameters({"request": request_of(deployment)})
     assert deployment["description"]
     with pytest.raises(Exception, match="Extra inputs are not permitted"):
         flow.validate_parameters({"request": request_of(deployment) | {"no such setting": 1}})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_setting_of_the_form_is_described(name: str) -> None:
-    flow: Flow[Any, Any] = load_flow_from_entrypoint(NAMES[name]["entrypoint"], use_placeholder_flow=False)
-    form = flow.parameters.model_dump()["definitions"] or {}
-    (request,) = [about for title, about in form.items() if title in _requests(flow)]
-    undescribed = [setting for setting, about in request["properties"].items() if not about.get("description")]
-    assert undescribed == []
-
-
-def _requests(flow: Flow[Any, Any]) -> list[str]:
-    reference = flow.parameters.model_dump()["properties"]["request"]
-    return [reference.get("$ref", reference.get("allOf", [{}])[0].get("$ref", "")).rpartition("/")[2]]
+    form = flow.parameters.model_dump()
+    request = form["properties"]["request"]
+    title = request.get("$ref", request.get("allOf", [{}])[0].get("$ref", "")).rpartition("/")[2]
+    settings = form["definitions"][title]["properties"]
+    assert [setting for setting, about in settings.items() if not about.get("description")] == []
 
 
 def test_scheduled_flows_have_all_that_they_need() -> None:
@@ -76,9 +67,6 @@ def test_each_gpu_type_has_its_pool_and_its_deployment() -> None:
     for pool in GPU_POOLS:
         assert NAMES[pool]["work_pool"]["name"] == pool
         assert NAMES[pool]["work_pool"]["work_queue_name"] in PRIORITIES
-
-
-def test_a_release_goes_before_a_requalification() -> None:
     assert PRIORITIES["release"] < PRIORITIES["requalification"]
 
 

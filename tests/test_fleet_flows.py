@@ -2,10 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -34,7 +36,9 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.releases import known
+from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.source import Available, ImageSource, Source
+from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
 from vllm_qualify.runs.request import RELEASE, REQUALIFICATION, QualifyHost, QualifyRelease
@@ -159,17 +163,15 @@ def test_a_gpu_type_without_a_deployment_is_the_callers_mistake() -> None:
         asking()
 
 
-def published(tmp_path: Path, approves: bool, **others: object) -> Published:
-    report = passed_report() if approves else not_passed_report()
-    run = Run(folder=tmp_path / str(uuid4()))
+def published(folder: Path, report: Report) -> Published:
+    run = Run(folder=folder / str(uuid4()))
     run.folder.mkdir(parents=True)
     (run.folder / "report.json").write_text(report.model_dump_json())
-    fields = {"outcome": report.outcome, "passed": report.passed}
-    return Published.model_validate({"run": run, "page": "s3://b/report.html", "manifest": "m", **fields, **others})
+    return Published(outcome=report.outcome, passed=report.passed, run=run, page="s3://b/report.html", manifest="m")
 
 
 def test_a_runs_state_says_what_people_have_to_know(tmp_path: Path) -> None:
-    passed, failed = published(tmp_path, True), published(tmp_path, False)
+    passed, failed = (published(tmp_path, report) for report in (passed_report(), not_passed_report()))
     done = passed.model_copy(update={"decision": "approved by Ada on 2026-03-14, until 2026-06-12"})
     rejected = passed.model_copy(update={"decision": "rejected", "rejected": True})
     assert colour_and_name([]) == ("COMPLETED", "NothingToDo")
@@ -192,13 +194,8 @@ def colour_and_name(reported: list[Published]) -> tuple[str, str | None]:
 
 
 @pytest.mark.parametrize(("verdict", "name"), [("fail", "NotPassed"), ("invalid", "Invalid"), ("inconclusive", "Inconclusive")])
-def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: str, store: Store, tmp_path: Path) -> None:
-    stored = publish_report(store, tmp_path / "runs", change=with_gate(verdict))
-    (tmp_path / "report.json").write_text(stored.report.model_dump_json())
-    failed = Published(
-        outcome=stored.report.outcome, passed=stored.report.passed, run=Run(folder=tmp_path), page="p", manifest="m"
-    )
-    assert colour_and_name([failed]) == ("FAILED", name)
+def test_each_verdict_that_does_not_pass_has_its_state(verdict: Verdict, name: str, tmp_path: Path) -> None:
+    assert colour_and_name([published(tmp_path, with_gate(verdict)(passed_report()))]) == ("FAILED", name)
 
 
 def test_a_release_has_the_worst_state_of_its_hosts() -> None:
@@ -209,11 +206,9 @@ def test_a_release_has_the_worst_state_of_its_hosts() -> None:
     assert all(f"{gpu_type}: {name}: of {gpu_type}" in str(state.message) for gpu_type, name in hosts.items())
 
 
-def test_a_flow_that_ends_in_such_a_state_still_gives_its_reports(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flow_in_such_a_state_still_gives_its_reports(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """And raises what stopped it, where something did."""
-    failed = published(tmp_path, False)
+    failed = published(tmp_path, not_passed_report())
     request = QualifyRelease(recipe="reference", store=store.url)
     monkeypatch.setattr("flows.qualify.qualify_here", lambda _: [failed])
     assert run_qualification(request) == [failed]
@@ -232,12 +227,12 @@ def answers_lost() -> Iterator[None]:
         assert not between.is_faulty
 
 
-@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("report", [passed_report(), not_passed_report()], ids=["passed", "not-passed"])
 def test_an_outcome_whose_answer_is_lost_still_gives_its_reports(
-    passed: bool, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    report: Report, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefect's client asks again, and gets the state as the server has it: without its reports."""
-    ended = published(tmp_path, passed)
+    ended = published(tmp_path, report)
     monkeypatch.setattr("flows.qualify.qualify_here", lambda _: [ended])
     request = QualifyRelease(recipe="reference", store=store.url)
     with answers_lost():
@@ -303,49 +298,39 @@ def tasks_of(client: SyncPrefectClient, run: FlowRun, cells: int) -> list[TaskRu
         time.sleep(0.5)  # until the server has written them
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Available]], None]:
-    """What the registry has; the real one is asked in tests/releases."""
-    has: list[Available] = []
-    monkeypatch.setattr(releases, "available_at", lambda _: list(has))
-
-    def set_to(available: list[Available]) -> None:
-        has[:] = available
-
-    return set_to
-
-
 def watching(store: Store) -> WatchReleases:
     return WatchReleases(recipes=["reference"], gpu_types=["cpu", "h100"], repository="127.0.0.1:5000/vllm", store=store.url)
 
 
-def test_a_new_image_is_reported_once_and_a_moved_tag_is_a_new_one(
-    store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    emitted: list[Source] = []
-    really = known.record_emission
-
-    def noted(store: Store, source: Source, key: str, now: datetime) -> None:
-        emitted.append(source)
-        really(store, source, key, now)
-
-    monkeypatch.setattr(known, "record_emission", noted)
-    old = Available(identity="sha256:" + "0" * 64, tags=["v0.31.0"])
-    registry([old])
-    watch_releases(watching(store))
-    assert emitted == [], "what was there before is only noted"
-    registry([Available(identity=DIGEST, tags=["v0.32.0"]), old])
-    for _ in range(2):
-        watch_releases(watching(store))
-    assert len(emitted) == 1
-    registry([Available(identity=MOVED, tags=["v0.32.0"]), old])
-    watch_releases(watching(store))
-    assert len(emitted) == 2
-
-
-def test_a_source_that_does_not_answer_keeps_no_other_from_being_looked_at(
+def test_a_new_image_is_reported_once_with_the_whole_request_and_a_moved_tag_is_a_new_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The real registry is asked in tests/releases."""
+    requests: list[QualifyRelease] = []
+
+    def emit_event(source: Source, sighting: Sighting, request: dict[str, Any], store: str) -> None:
+        requests.append(QualifyRelease(**request))
+        releases.emit_event(source, sighting, request, store)
+
+    def watch(*available: Available) -> None:
+        monkeypatch.setattr(releases, "available_at", lambda _: list(available))
+        watch_releases(watching(store))
+
+    monkeypatch.setattr("flows.fleet.emit_event", emit_event)
+    old, new = Available(identity="sha256:" + "0" * 64, tags=["v0.31.0"]), Available(identity=DIGEST, tags=["v0.32.0"])
+    watch(old)
+    assert requests == [], "what was there before is only noted"
+    for _ in range(2):
+        watch(new, old)
+    (request,) = requests
+    assert request.launch.image == f"127.0.0.1:5000/vllm:v0.32.0@{DIGEST}"
+    assert (request.gpu_types, request.renew_days) == (["cpu"], 0)
+    assert request.release_key == known.release_key(ImageSource(name="127.0.0.1:5000/vllm", recipe="reference"), DIGEST)
+    watch(Available(identity=MOVED, tags=["v0.32.0"]), old)
+    assert len(requests) == 2
+
+
+def test_a_silent_source_keeps_no_other_from_being_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     def look(_source: Source, recipe: str, _request: WatchReleases) -> None:
@@ -357,24 +342,6 @@ def test_a_source_that_does_not_answer_keeps_no_other_from_being_looked_at(
     with pytest.raises(HostError, match="it drips"):
         watch_releases(watching(store).model_copy(update={"recipes": ["reference", "reference"]}))
     assert looked == ["reference", "reference"]
-
-
-def test_an_event_has_the_whole_request(
-    store: Store, registry: Callable[[list[Available]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[QualifyRelease] = []
-    monkeypatch.setattr(
-        "flows.fleet.emit_event", lambda _source, _sighting, request, _store: requests.append(QualifyRelease(**request))
-    )
-    registry([])
-    watch_releases(watching(store))
-    registry([Available(identity=DIGEST, tags=["v0.32.0"])])
-    watch_releases(watching(store))
-    (request,) = requests
-    source = ImageSource(name="127.0.0.1:5000/vllm", recipe="reference")
-    assert request.launch.image == f"127.0.0.1:5000/vllm:v0.32.0@{DIGEST}"
-    assert (request.gpu_types, request.renew_days) == (["cpu"], 0)
-    assert request.release_key == known.release_key(source, DIGEST)
 
 
 def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,16 +366,13 @@ def test_what_is_approved_is_looked_at_again_on_its_own_host(
 ) -> None:
     stored = publish_report(store, tmp_path / "runs")
     approved(store, stored, made_key(tmp_path / "adas.pem"), datetime.now(UTC))
-    requalify_of(stored.report.plan.cell.recipe, store, monkeypatch)
+    cell = stored.report.plan.cell
+    named = SimpleNamespace(recipe=SimpleNamespace(name=cell.recipe))
+    monkeypatch.setattr(releases, "load_recipe", lambda _: named)
+    requalify(Requalify(recipes=[cell.recipe], allow_code=True, store=store.url))
     (run,) = started(client, store.url)
-    request, cell = request_of(run), stored.report.plan.cell
+    request = request_of(run)
     assert (run.work_pool_name, run.work_queue_name) == (f"gpu-{cell.gpu_type}", REQUALIFICATION)
     asked = request.choice
     assert (asked.variant, asked.gpu_type, asked.profile) == (cell.variant, cell.gpu_type, cell.profile)
     assert (request.reuse.of, request.renew_days, request.allow_code) == ("all", 14, True)
-
-
-def requalify_of(recipe: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = type("Recipe", (), {"name": recipe})
-    monkeypatch.setattr("tasks.requalify.load_recipe", lambda _: type("Loaded", (), {"recipe": named}))
-    requalify(Requalify(recipes=[recipe], allow_code=True, store=store.url))

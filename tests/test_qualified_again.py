@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from flows.qualify import run_qualification
-from infra.bench.passing import passing, write_bench_recipe, write_engine
+from infra.bench.passing import passing
+from tests.builders.flows import request_
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.layout import manifest_key
@@ -14,13 +15,9 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.runs.judging import check_judgement
 from vllm_qualify.runs.request import QualifyRelease
 
+__all__ = ["request_"]
+
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
-
-
-@pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
-    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
-    return QualifyRelease(recipe=str(write_bench_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
 
 
 def ended(request: QualifyRelease) -> Report:

@@ -1,16 +1,16 @@
 """The server is started again: once for all cells that share it, as often as each needs. Each start is saved when it ended."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prefect import flow
 
 import tasks.starts
 from tests.builders.captured_runs import captured_plan, store_in
+from tests.builders.flows import in_flow
 from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.evidence.measurement import valid
@@ -68,14 +68,6 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     monkeypatch.setattr(tasks.starts, "serve", servers.serve)
     monkeypatch.setattr("vllm_qualify.evidence.stages.starts.measure_start", servers.measure)
     return servers
-
-
-def in_flow(work: Callable[[], object]) -> None:
-    @flow(name="one")
-    def one() -> None:
-        work()
-
-    one()
 
 
 def cell(plan: CellPlan, **changes: object) -> Run:

@@ -71,9 +71,7 @@ def test_a_run_that_gives_no_sign_of_life_is_started_again(client: SyncPrefectCl
         assert message.startswith("infrastructure: no sign of life for 1 s; started again")
 
 
-def test_a_run_with_a_heartbeat_is_left_alone(
-    client: SyncPrefectClient, deployment: UUID, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_living_run_is_left_alone(client: SyncPrefectClient, deployment: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
     run, called_crashed = begun(client, deployment, Pending(), Running()), begun(client, deployment, Crashed(message="killed"))
     silent = begun(client, deployment, Pending(), Running())
     monkeypatch.setattr("tests.test_tend.SILENT_S", 20.0)

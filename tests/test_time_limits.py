@@ -11,7 +11,8 @@ import pytest
 
 import tasks.measure
 from flows.qualify import run_qualification
-from infra.bench.passing import passing, write_bench_recipe, write_engine
+from infra.bench.passing import passing
+from tests.builders.flows import request_
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.process import running_guarded
 from vllm_qualify.errors import HostError
@@ -21,14 +22,10 @@ from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.home import runs_folder
 from vllm_qualify.runs.request import QualifyRelease
 
+__all__ = ["request_"]
+
 # pytest-timeout's other method takes SIGALRM, which Prefect needs for a task's time.
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600, method="thread"), pytest.mark.usefixtures("on_prefect")]
-
-
-@pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QualifyRelease:
-    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
-    return QualifyRelease(recipe=str(write_bench_recipe(1, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
 
 
 class Programs:
@@ -74,8 +71,9 @@ def short(monkeypatch: pytest.MonkeyPatch, stage: str, limit_s: float) -> None:
 
 
 def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
-    request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The next run takes that over. It stays in its limits, and has no warning about them."""
     programs = Programs(tmp_path)
     with passing(), monkeypatch.context() as patched:
         patched.setattr(tasks.measure, "serve", programs.serving(vars(tasks.measure)["serve"]))
@@ -91,15 +89,17 @@ def test_a_stage_that_hangs_ends_with_its_server_and_leaves_the_evidence_so_far(
     assert any(f"evidence so far: {run.evidence}" in note for note in raised.value.__notes__)
     assert "'load' did not end within 2 s" in (folder / "failure.html").read_text().replace("&#39;", "'")
 
+    caplog.clear()
     with passing():
         (published,) = run_qualification(request_)
+    assert published.passed
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line for line in warnings if "timeout" in line.lower() or "alarm" in line.lower()] == []
     taken = {stage.stage: stage.taken_from for stage in published.run.stages()}
     assert (taken["smoke"], taken["accuracy"], taken["load"]) == (run.id, run.id, None)
 
 
-def test_a_stage_that_hangs_while_it_is_kept_ends_too(
-    request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeping_a_stage_that_hangs_ends_too(request_: QualifyRelease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeping it is a task within that of the stage. It was saved before, so nothing is lost."""
     programs = Programs(tmp_path)
     with passing(), monkeypatch.context() as patched:
@@ -110,11 +110,3 @@ def test_a_stage_that_hangs_while_it_is_kept_ends_too(
     assert (len(programs.pids), programs.left) == (1, [])
     (folder,) = runs_folder().iterdir()
     assert [stage.stage for stage in Run(folder=folder).stages()] == ["smoke"]
-
-
-def test_a_run_in_its_limits_has_no_warning_about_them(request_: QualifyRelease, caplog: pytest.LogCaptureFixture) -> None:
-    with passing():
-        (published,) = run_qualification(request_)
-    assert published.passed
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [line for line in warnings if "timeout" in line.lower() or "alarm" in line.lower()] == []

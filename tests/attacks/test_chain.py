@@ -82,40 +82,35 @@ def test_a_chain_of_losses_below_the_margin_ends_at_the_anchors(tmp_path: Path) 
 
 
 def test_a_worse_release_does_not_become_the_baseline_unseen(tmp_path: Path) -> None:
-    """It was compared with nothing, and one that was six points worse could become what all later ones are compared with."""
+    """It was compared with nothing, and one that was six points worse could become what all later ones are compared with.
+
+    A waiver is a way past that everybody sees.
+    """
     cell = cell_of(tmp_path, LOSS, **FEW)
     cell.baseline(1, 0)
     report, _ = cell.judged(cell.plan(2, establish="always"), 3)
     assert verdicts(report) == {OWN: "pass", BASELINE: "fail"}
     assert not report.passed
-
-
-def test_a_waiver_is_a_way_past_that_everybody_sees(tmp_path: Path) -> None:
-    cell = cell_of(tmp_path, LOSS, **FEW)
-    cell.baseline(1, 0)
     about = {"gate": BASELINE, "gpu_type": "cpu", "variant": "bf16", "profile": "balanced", "owner": "Ada"}
     cell.recipe["waivers"] = [about | {"reason": "another tokenizer", "expires": datetime.now(UTC).date()}]
-    report, _ = cell.judged(cell.plan(2, establish="always"), 3)
+    report, _ = cell.judged(cell.plan(3, establish="always"), 3)
     assert report.passed
     assert verdicts(report)[BASELINE] == "fail"
     assert [waiver.owner for waiver in waivers_used(report)] == ["Ada"]
 
 
 def test_a_release_that_becomes_a_baseline_is_never_approved_automatically(cell: Cell, desk: Desk) -> None:
+    """One that begins anew says what it was not held against."""
     cell.recipe["approval"] = {"automatic": True}
     cell.baseline(1, 0)
     run = cell.published(2, 0, establish="always")
     assert verdicts(run.report)[BASELINE] == "pass"
     assert not run.report.judgement.not_judged
-    assert desk.why_by_hand(run) == "becomes what later releases are compared with"
-
-
-def test_one_that_begins_anew_says_what_it_was_not_held_against(cell: Cell, desk: Desk) -> None:
-    cell.baseline(1, 0)
-    run = cell.published(2, 10, establish="always", new_anchor=True)
-    assert verdicts(run.report) == {OWN: "pass"}
-    assert [gate.label for gate in run.report.judgement.not_judged] == [BASELINE, ANCHOR]
-    assert desk.why_by_hand(run) == "becomes what later releases are compared with"
+    anew = cell.published(3, 10, establish="always", new_anchor=True)
+    assert verdicts(anew.report) == {OWN: "pass"}
+    assert [gate.label for gate in anew.report.judgement.not_judged] == [BASELINE, ANCHOR]
+    for each in (run, anew):
+        assert desk.why_by_hand(each) == "becomes what later releases are compared with"
 
 
 def test_a_new_baseline_is_a_try_like_any_other(cell: Cell) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from flows.fleet import Requalify, WatchReleases, qualification
+from tests.builders.processes import until
 from tests.evidence.commands import STARTING
 from tests.fakes.vllm import make_engine
 from tests.qualified import COMMAND, run
@@ -32,6 +31,7 @@ from vllm_qualify.releases.source import ImageSource
 from vllm_qualify.runs.request import QualifyRelease
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
+LIMIT_S = 120.0
 GATE = ("--exact-match-minimum", "0.8", "--exact-match-filter", "flexible-extract")
 TASK = """\
 task: own
@@ -63,39 +63,27 @@ def given(document: Document, folder: Path) -> str:
     return str(write(document, folder / "recipe.yaml"))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 # --- the environment
 
-Layer = Callable[[Document, dict[str, str]], object]
+LAYERS: dict[str, list[Any]] = {
+    "gpu_type": ["gpu_types", "cpu"],
+    "variant": ["variants", "bf16"],
+    "profile": ["gpu_types", "cpu", "profiles", "balanced"],
+    "by_version": ["gpu_types", "cpu", "by_version", 0],
+}
 
 
-def _in_gpu_type(document: Document, names: dict[str, str]) -> None:
-    document["gpu_types"]["cpu"]["environment"] = names
+def with_environment(names: dict[str, str], layer: str) -> Document:
+    document = place = reference()
+    if layer == "by_version":
+        document["gpu_types"]["cpu"]["by_version"] = [{"vllm": ">=0.1"}]
+    for key in LAYERS[layer]:
+        place = place[key]
+    place["environment"] = names
+    return document
 
 
-def _in_variant(document: Document, names: dict[str, str]) -> None:
-    document["variants"]["bf16"]["environment"] = names
-
-
-def _in_profile(document: Document, names: dict[str, str]) -> None:
-    document["gpu_types"]["cpu"]["profiles"]["balanced"]["environment"] = names
-
-
-def _in_by_version(document: Document, names: dict[str, str]) -> None:
-    document["gpu_types"]["cpu"]["by_version"] = [{"vllm": ">=0.1", "environment": names}]
-
-
-LAYERS: list[Layer] = [_in_gpu_type, _in_variant, _in_profile, _in_by_version]
-
-
-@pytest.mark.parametrize("put", LAYERS)
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     "name",
     [
@@ -105,12 +93,10 @@ LAYERS: list[Layer] = [_in_gpu_type, _in_variant, _in_profile, _in_by_version]
         *("VLLM_MODEL_REDIRECT_PATH", "VLLM_USE_MODELSCOPE", "VLLM_USAGE_STATS_SERVER", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"),
     ],
 )
-def test_no_recipe_sets_what_is_the_hosts(name: str, put: Layer, tmp_path: Path) -> None:
+def test_no_recipe_sets_what_is_the_hosts(name: str, layer: str, tmp_path: Path) -> None:
     """`HF_ENDPOINT` sent the hub's token to a listener; `PYTHONWARNINGS` with `BROWSER` ran a command of a shell."""
-    document = reference()
-    put(document, {name: "http://127.0.0.1:9/"})
     with pytest.raises(CallerError, match=f"'{name}'.*leave it out") as refused:
-        load_recipe(given(document, tmp_path))
+        load_recipe(given(with_environment({name: "http://127.0.0.1:9/"}, layer), tmp_path))
     assert "environment" in refused.value.place
 
 
@@ -122,55 +108,44 @@ def test_no_option_sets_variables_past_the_environment(tmp_path: Path) -> None:
         load_recipe(given(document, tmp_path))
 
 
-@pytest.mark.parametrize("put", LAYERS)
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("VLLM_PLUGINS", "evil"),
-        ("VLLM_ALLOW_INSECURE_SERIALIZATION", "1"),
+        *((name, "1") for name in ("VLLM_ALLOW_INSECURE_SERIALIZATION", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")),
+        *(
+            (name, "evil")
+            for name in (
+                *("VLLM_PLUGINS", "VLLM_CACHE_ROOT", "VLLM_DP_MASTER_IP", "NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN"),
+                *("NCCL_CONF_FILE", "TORCH_EXTENSIONS_DIR", "TORCH_ADDR2LINE_BINARY", "TORCHINDUCTOR_CACHE_DIR"),
+                *("TORCHINDUCTOR_REDIS_HOST", "TRITON_PTXAS_PATH", "FLASHINFER_CUBINS_REPOSITORY"),
+            )
+        ),
         ("VLLM_NCCL_SO_PATH", "evil.so"),
         ("VLLM_CUDART_SO_PATH", "evil.so"),
-        ("VLLM_CACHE_ROOT", "evil"),
-        ("VLLM_LOGGING_CONFIG_PATH", "evil.json"),
-        ("VLLM_DP_MASTER_IP", "evil"),
-        ("NCCL_NET_PLUGIN", "evil"),
-        ("NCCL_TUNER_PLUGIN", "evil"),
-        ("NCCL_CONF_FILE", "evil"),
         ("CUDA_INJECTION64_PATH", "evil.so"),
-        ("TORCH_EXTENSIONS_DIR", "evil"),
-        ("TORCH_ADDR2LINE_BINARY", "evil"),
-        ("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),
-        ("TORCHINDUCTOR_CACHE_DIR", "evil"),
-        ("TORCHINDUCTOR_REDIS_HOST", "evil"),
+        ("VLLM_LOGGING_CONFIG_PATH", "evil.json"),
         ("TRITON_CACHE_MANAGER", "evil:Manager"),
-        ("TRITON_PTXAS_PATH", "evil"),
-        ("FLASHINFER_CUBINS_REPOSITORY", "evil"),
         ("OMP_TOOL_LIBRARIES", "evil.so"),
         ("VLLM_NOT_KNOWN_YET", "/srv/evil"),
     ],
 )
-def test_variables_that_load_code_need_permission(name: str, value: str, put: Layer, tmp_path: Path) -> None:
-    document = reference()
-    put(document, {name: value})
-    assert_refused(document, f"environment.{name}", tmp_path)
+def test_variables_that_load_code_need_permission(name: str, value: str, layer: str, tmp_path: Path) -> None:
+    assert_refused(with_environment({name: value}, layer), f"environment.{name}", tmp_path)
 
 
 def test_variables_that_tune_are_data(tmp_path: Path) -> None:
-    document = reference()
-    _in_gpu_type(
-        document,
-        {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
-            "NCCL_DEBUG": "INFO",
-            "CUDA_MODULE_LOADING": "LAZY",
-            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-            "OMP_NUM_THREADS": "4",
-            "PYTHONHASHSEED": "0",
-        },
-    )
-    assert code_of(load_recipe(given(document, tmp_path))) == []
+    tuned = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+        "NCCL_DEBUG": "INFO",
+        "CUDA_MODULE_LOADING": "LAZY",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONHASHSEED": "0",
+    }
+    assert code_of(load_recipe(given(with_environment(tuned, "gpu_type"), tmp_path))) == []
 
 
 def assert_refused(document: Document, message: str, folder: Path) -> None:
@@ -220,26 +195,22 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: str(options)[:100])
-def test_options_that_load_code_need_permission(options: dict[str, Any], tmp_path: Path) -> None:
-    document = reference()
-    document["variants"]["bf16"]["server"] = options
-    assert_refused(document, f"variants.bf16.server.{next(iter(options))}", tmp_path)
+OPTIONS_OF_TENSORRT_LLM: list[dict[str, Any]] = [
+    {"trust_remote_code": True},
+    {"custom_tokenizer": "evil.Tokenizer"},
+    {"ray_worker_extension_cls": "evil.Extension"},
+    {"kv_connector_config": {"connector_module": "evil", "connector_worker_class": "Evil"}},
+]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"trust_remote_code": True},
-        {"custom_tokenizer": "evil.Tokenizer"},
-        {"ray_worker_extension_cls": "evil.Extension"},
-        {"kv_connector_config": {"connector_module": "evil", "connector_worker_class": "Evil"}},
-    ],
-    ids=str,
+    ("engine", "options"),
+    [*(("vllm", each) for each in OPTIONS), *(("tensorrt-llm", each) for each in OPTIONS_OF_TENSORRT_LLM)],
+    ids=lambda value: str(value)[:100],
 )
-def test_options_of_tensorrt_llm_that_load_code_need_permission(options: dict[str, Any], tmp_path: Path) -> None:
+def test_options_that_load_code_need_permission(engine: str, options: dict[str, Any], tmp_path: Path) -> None:
     document = reference()
-    document["variants"]["bf16"] |= {"engine": "tensorrt-llm", "server": options}
+    document["variants"]["bf16"] |= {"engine": engine, "server": options}
     assert_refused(document, f"variants.bf16.server.{next(iter(options))}", tmp_path)
 
 
@@ -303,9 +274,7 @@ def engine(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "arguments", [["run"], ["run", "--dry-run"], ["recipe", "check", "--python", "ENGINE"]], ids=["run", "dry run", "check"]
 )
-def test_a_task_of_others_runs_nothing(
-    arguments: list[str], with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
-) -> None:
+def test_anothers_task_runs_nothing(arguments: list[str], with_tasks: str, tasks: Path, engine: Path, tmp_path: Path) -> None:
     given_words = [str(engine) if word == "ENGINE" else word for word in arguments]
     home = str(tmp_path / "home")
     done = command(*given_words, with_tasks, VLLM_QUALIFY_ENGINE=str(engine), VLLM_QUALIFY_HOME=home)
@@ -322,9 +291,7 @@ def planned(recipe: str, engine: Path) -> CellPlan:
 
 
 @pytest.mark.thorough
-def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
-    with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
-) -> None:
+def test_a_permitted_task_reaches_lm_eval_and_the_plan(with_tasks: str, tasks: Path, engine: Path, tmp_path: Path) -> None:
     done = command("run", with_tasks, "--dry-run", "--allow-code", VLLM_QUALIFY_ENGINE=str(engine))
     assert done.returncode == 0, done.stderr
     plan = planned(with_tasks, engine)
@@ -334,14 +301,12 @@ def test_with_permission_the_task_reaches_lm_eval_and_the_plan_says_so(
         "accuracy.own: deep/base has !function evil.same",
     ]
     with running_lm_eval(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
-        until(lm_eval.has_task_reply)
+        assert until(lm_eval.has_task_reply, LIMIT_S)
         lm_eval.check()
         assert "taken over" in lm_eval.process.log.read_text()
 
 
-def test_a_run_warns_of_code_that_this_kernel_cannot_confine(
-    with_tasks: str, engine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_warns_of_code_that_is_not_confined(with_tasks: str, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(with_tasks, engine)
     assert unconfined_code(plan) == "code of the model or of the recipe"
     in_a_container = plan.model_copy(update={"fingerprint": CPU.model_copy(update={"confined": True})})
@@ -353,14 +318,12 @@ def test_a_run_warns_of_code_that_this_kernel_cannot_confine(
 
 
 @pytest.mark.thorough
-def test_a_task_that_opens_files_outside_its_folder_is_asked_to_move_them(
-    with_tasks: str, tasks: Path, engine: Path, tmp_path: Path
-) -> None:
+def test_a_task_is_asked_to_move_files_into_its_folder(with_tasks: str, tasks: Path, engine: Path, tmp_path: Path) -> None:
     elsewhere = (tasks / "test.jsonl").rename(tmp_path / "elsewhere.jsonl")
     (tasks / "own.yaml").write_text(TASK.replace("TEST", str(elsewhere)))
     plan = planned(with_tasks, engine)
     with running_lm_eval(STARTING, "reference", plan.accuracy[0], tmp_path / "lm-eval") as lm_eval:
-        until(lambda: lm_eval.process.exit_code() is not None)
+        assert until(lambda: lm_eval.process.exit_code() is not None, LIMIT_S)
         with pytest.raises(RecipeError, match=f"opens '{elsewhere}', which is closed to it") as refused:
             lm_eval.check()
     assert refused.value.remedy == f"move that file into {tasks}, which lm-eval may read"

@@ -11,6 +11,8 @@ from tests.approval.builder import CELL, NEWER, OLDER, RUN, Change, approved, ma
 from tests.approval.conftest import key, run, store
 from tests.approver.desk import PAGE, Asked, asked, login
 from tests.approver.running import Approver, approver_running
+from tests.builders.changed import changed
+from tests.builders.told_by_hosts import change_of, desk
 from tests.html import Reader
 from tests.publish.policies import let_publish
 from tests.s3 import Settings, make_bucket, settings_in
@@ -32,10 +34,11 @@ from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs import judging
 
-__all__ = ["key", "run", "store"]
+__all__ = ["desk", "key", "run", "store"]
 
 BUCKET = "deciding"
 PREFECTS = {"name": "admin", "key": "the-one-password-of-the-fleet"}
+AUTOMATIC = Approval(automatic=True, valid_days=30)
 
 
 @pytest.fixture
@@ -81,28 +84,23 @@ def test_a_person_who_was_taken_out_cannot_decide_any_more(service: Asked, store
 
 @pytest.mark.usefixtures("believed")
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "is_own"),
     [
-        {"Origin": "https://evil.example.com"},
-        {"Origin": "null"},
-        {"Origin": "https://approver.example.com.evil.example.com"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "same-site", "Origin": "https://approver.example.com"},
+        ({"Origin": "https://evil.example.com"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "https://approver.example.com.evil.example.com"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "https://approver.example.com"}, False),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://approver.example.com"}, True),
     ],
 )
-def test_another_page_cannot_decide_with_adas_login(
-    service: Asked, store: Store, run: PublishedRun, headers: dict[str, str]
+def test_only_the_approvers_own_page_can_decide_with_adas_login(
+    service: Asked, store: Store, run: PublishedRun, headers: dict[str, str], is_own: bool
 ) -> None:
     answer = service.decide(form(run), "Ada", service.newcomer("Ada"), **headers)
-    assert answer.status_code == 403
-    assert not list(store.keys("approvals/"))
-
-
-@pytest.mark.usefixtures("believed")
-def test_the_approvers_own_page_can(service: Asked, run: PublishedRun) -> None:
-    own = {"Sec-Fetch-Site": "same-origin", "Origin": "https://approver.example.com"}
-    assert service.decide(form(run), "Ada", service.newcomer("Ada"), **own).status_code == 200
+    assert answer.status_code == (200 if is_own else 403)
+    assert bool(list(store.keys("approvals/"))) is is_own
 
 
 def test_no_page_shows_what_a_report_brings_as_its_own(service: Asked, store: Store, tmp_path: Path) -> None:
@@ -111,10 +109,7 @@ def test_no_page_shows_what_a_report_brings_as_its_own(service: Asked, store: St
 
     def hostile(report: Report) -> Report:
         gates = [verdict.model_copy(update={"because": script}) for verdict in report.judgement.gates]
-        judgement = report.judgement.model_copy(update={"gates": gates})
-        fingerprint = report.plan.fingerprint.model_copy(update={"name": script})
-        plan = report.plan.model_copy(update={"fingerprint": fingerprint})
-        return report.model_copy(update={"judgement": judgement, "plan": plan})
+        return changed(changed(report, "judgement", gates=gates), "plan.fingerprint", name=script)
 
     publish_report(store, tmp_path / "runs", change=hostile)
     adas = service.newcomer("Ada")
@@ -138,15 +133,16 @@ def test_a_hostile_form_is_refused(service: Asked, body: bytes) -> None:
 # --- a plan that says of itself that nobody need decide
 
 
-def automatic(report: Report) -> Report:
-    approval = Approval(automatic=True, valid_days=30)
-    return report.model_copy(update={"plan": report.plan.model_copy(update={"approval": approval})})
+def assert_for_a_person(desk: Desk, run: PublishedRun, why: str) -> None:
+    assert desk.why_by_hand(run) == why
+    assert "a person decides" in desk.approve_automatically(CELL, RUN)
+    assert not list(desk.store.keys("approvals/"))
 
 
 @pytest.mark.usefixtures("believed")
 def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: Path) -> None:
     """A host wrote it. Only the approver's own copy of a recipe says what is automatic, and by which gates."""
-    publish_report(store, tmp_path / "runs", change=automatic)
+    publish_report(store, tmp_path / "runs", change=change_of("plan", approval=AUTOMATIC))
     other = load_recipe("reference").recipe
     for recipes in ({}, {"llama-3.1-8b": other}):
         assert approve_new(Desk(store, key, recipes), set()) == {(CELL, RUN)}
@@ -154,68 +150,40 @@ def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: P
 
 
 def counting(*tries: EarlierTry) -> Change:
-    def change(report: Report) -> Report:
-        return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"tries": list(tries)})}))
-
-    return change
+    return change_of("plan", approval=AUTOMATIC, tries=list(tries))
 
 
-def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(
-    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(desk: Desk, store: Store, tmp_path: Path) -> None:
     """Also where the host took them out of the index: the manifests are there, and it cannot delete them."""
-    # What else of a plan must be the recipe's is tested with the plan's conformity.
-    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
-    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
     publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
     hiding = publish_report(store, tmp_path / "runs", RUN, counting())
     store.swap(cell_index_key(CELL), Row(cell=CELL).model_dump_json().encode(), JSON, store.read(cell_index_key(CELL)).tag)
-    assert desk.why_by_hand(hiding) == f"does not count {OLDER}, in which its release did not pass"
-    assert "a person decides" in desk.approve_automatically(CELL, RUN)
-    assert not list(store.keys("approvals/"))
-
+    assert_for_a_person(desk, hiding, f"does not count {OLDER}, in which its release did not pass")
     honest = publish_report(store, tmp_path / "runs", NEWER, counting(EarlierTry(run_id=OLDER, verdict="fail")))
     assert desk.why_by_hand(honest) == ""
 
 
-def test_an_image_of_another_repository_is_for_a_person(
-    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_another_repository_is_for_a_person(desk: Desk, store: Store, key: PrivateKey, tmp_path: Path) -> None:
     """Whoever starts a run names its image, and no recipe does: an image of their own must not be approved by itself."""
-    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
     digest = f"sha256:{'e' * 64}"
 
     def served_from(repository: str) -> Change:
         image = EngineImage(repository=repository, tag=None, digest=digest, platform="linux/amd64")
+        return lambda report: changed(changed(report, "plan.server", engine=image), "plan", approval=AUTOMATIC)
 
-        def change(report: Report) -> Report:
-            server = report.plan.server.model_copy(update={"engine": image})
-            return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"server": server})}))
-
-        return change
-
-    recipes = {"llama-3.1-8b": load_recipe("reference").recipe}
     evil = publish_report(store, tmp_path / "runs", RUN, served_from("evil.example/vllm/vllm-openai"))
     said = f"was served from evil.example/vllm/vllm-openai@{digest}, and the approver's images are vllm/vllm-openai"
-    assert Desk(store, key, recipes).why_by_hand(evil) == said
-    assert "a person decides" in Desk(store, key, recipes).approve_automatically(CELL, RUN)
-    assert not list(store.keys("approvals/"))
+    assert_for_a_person(desk, evil, said)
     own = publish_report(store, tmp_path / "runs", NEWER, served_from("registry.example/ours"))
-    assert Desk(store, key, recipes, ["registry.example/ours"]).why_by_hand(own) == ""
+    assert Desk(store, key, desk.recipes, ["registry.example/ours"]).why_by_hand(own) == ""
 
 
 def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
-    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The approver judges by what the store's approved runs show, here nothing. What they show may do for the gates, too."""
-    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
-    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
     known = BetweenStarts(label="ttft_p50_ms", variance=0.0, noise=0.0, freedom=1000.0, runs=[OLDER])
-
-    def claiming(report: Report) -> Report:
-        return automatic(report.model_copy(update={"plan": report.plan.model_copy(update={"between": [known]})}))
-
-    run = publish_report(store, tmp_path / "runs", RUN, claiming)
+    run = publish_report(store, tmp_path / "runs", RUN, change_of("plan", approval=AUTOMATIC, between=[known]))
     judged_by: list[object] = []
 
     def passes_with(_store: Store, _run: object, between: object, *, passes: bool) -> bool:
@@ -223,9 +191,8 @@ def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
         return passes
 
     monkeypatch.setattr(judging, "passes_with", partial(passes_with, passes=False))
-    assert desk.why_by_hand(run).startswith("rests on how much starts of the server differ")
-    assert "a person decides" in desk.approve_automatically(CELL, RUN)
-    assert not list(store.keys("approvals/"))
+    why = "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
+    assert_for_a_person(desk, run, why)
     monkeypatch.setattr(judging, "passes_with", partial(passes_with, passes=True))
     assert desk.why_by_hand(run) == ""
     assert judged_by == [[], [], []]

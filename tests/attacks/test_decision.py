@@ -34,40 +34,33 @@ def planted(store: Store, run: PublishedRun, folder: Path, **changes: object) ->
     store.put_new(decision_key(run.cell, run.run_id), Decision.model_validate(made).model_dump_json().encode(), JSON)
 
 
+OVER = NOW + timedelta(days=10)
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("is_waived", "changes", "error", "message"),
     [
-        ({"expires": date(2099, 1, 1)}, "holds until 2099-01-01, longer than it may"),
-        ({"expires": None}, "holds until None, longer than it may"),
-        ({"at": NOW + timedelta(days=30)}, "is of the future"),
+        (False, {"expires": date(2099, 1, 1)}, StoreError, "holds until 2099-01-01, longer than it may"),
+        (False, {"expires": None}, StoreError, "holds until None, longer than it may"),
+        (False, {"at": NOW + timedelta(days=30)}, StoreError, "is of the future"),
+        (True, {"expires": TODAY + timedelta(days=60)}, StoreError, "longer than it may"),
+        (True, {"at": OVER}, CallerError, "its waiver expired"),
     ],
+    ids=["too-long", "for-ever", "of-the-future", "outlives-its-waiver", "of-a-day-without-its-waiver"],
 )
-def test_a_planted_decision_is_not_signed(empty: Store, tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    run = publish_report(empty, tmp_path / "runs")
+def test_a_planted_decision_is_not_signed(
+    empty: Store, tmp_path: Path, is_waived: bool, changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    change = with_gate("fail", waiver(TODAY + timedelta(days=3))) if is_waived else lambda report: report
+    run = publish_report(empty, tmp_path / "runs", change=change)
     planted(empty, run, tmp_path, **changes)
-    with pytest.raises(StoreError, match=message):
-        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW)
+    with pytest.raises(error, match=message):
+        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), OVER if error is CallerError else NOW)
     assert not empty.exists(approval_key(CELL, RUN))
 
 
-def test_a_planted_decision_does_not_outlive_the_waiver_that_it_rests_on(empty: Store, tmp_path: Path) -> None:
-    run = publish_report(empty, tmp_path / "runs", change=with_gate("fail", waiver(TODAY + timedelta(days=3))))
-    planted(empty, run, tmp_path, expires=TODAY + timedelta(days=60))
-    with pytest.raises(StoreError, match="longer than it may"):
-        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW)
-
-
-def test_a_planted_decision_of_a_day_on_which_the_waiver_was_over_is_not_signed(empty: Store, tmp_path: Path) -> None:
-    run = publish_report(empty, tmp_path / "runs", change=with_gate("fail", waiver(TODAY + timedelta(days=3))))
-    planted(empty, run, tmp_path, at=NOW + timedelta(days=10))
-    with pytest.raises(CallerError, match="its waiver expired"):
-        approve(empty, run, ADA, VALID_DAYS, made_key(tmp_path / "key.pem"), NOW + timedelta(days=10))
-
-
 @pytest.mark.parametrize("action", ["approve", "reject"])
-def test_a_file_that_is_not_the_published_report_is_not_decided_about(
-    in_store: Store, command: Command, tmp_path: Path, action: str
-) -> None:
+def test_only_the_published_report_is_decided_about(in_store: Store, command: Command, tmp_path: Path, action: str) -> None:
     """With another run's id in it, the report that was looked at was not the one that was signed."""
     report = json.loads(in_store.get(f"reports/{CELL}/{RUN}/report.json"))
     report["made_by"] = "somebody else"

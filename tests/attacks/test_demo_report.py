@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from vllm_qualify.publish.stores import open_store
 
 pytestmark = pytest.mark.engine
 Document = dict[str, Any]
+Change = Callable[[Document], None]
 ADA = ("--by", "Ada", "--reason", "it passed every gate")
 
 
@@ -36,7 +37,7 @@ class Target:
     def store(self) -> str:
         return self.folder.as_uri()
 
-    def tamper(self, change: Callable[[Document], None]) -> None:
+    def tamper(self, change: Change) -> None:
         """Change the report, and its hash in the manifest."""
         path = self.folder / "reports" / self.cell / self.run_id / "report.json"
         report = json.loads(path.read_text())
@@ -47,13 +48,12 @@ class Target:
         manifest = json.loads(manifest_path.read_text())
         (named,) = (each for each in manifest["objects"] if each["key"].endswith("/report.json"))
         named |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
-        known = {file["sha256"] for stage in report["stages"] for file in stage["files"]}
-        for stage in report["stages"]:
-            for file in stage["files"]:
-                key = f"evidence/{file['sha256']}/{Path(file['path']).name}"
-                if key not in [each["key"] for each in manifest["objects"]]:
-                    manifest["objects"].append({"key": key, "sha256": file["sha256"], "size": file["size"]})
-        assert known
+        files = [file for stage in report["stages"] for file in stage["files"]]
+        assert files
+        for file in files:
+            key = f"evidence/{file['sha256']}/{Path(file['path']).name}"
+            if key not in [each["key"] for each in manifest["objects"]]:
+                manifest["objects"].append({"key": key, "sha256": file["sha256"], "size": file["size"]})
         manifest_path.chmod(0o644)
         manifest_path.write_text(json.dumps(manifest))
 
@@ -68,6 +68,13 @@ class Target:
     def approve(self, home: Path) -> Any:
         environment = {f"{PRIVATE_KEY}_FILE": str(self.key)}
         return run(home, COMMAND, "approve", self.run_id, *ADA, "--store", self.store, **environment)
+
+    def assert_not_signed(self, home: Path, change: Change, message: str, codes: Sequence[int] = (10,)) -> None:
+        self.tamper(change)
+        done = self.approve(home)
+        assert done.returncode in codes, done.stdout + done.stderr
+        assert message in done.stderr.replace("\n", " ")
+        assert not (self.folder / "approvals").exists()
 
     def verify(self, home: Path, *options: str) -> Any:
         return run(home, COMMAND, "verify", self.cell, "--store", self.store, "--public-key", f"{self.key}.pub", *options)
@@ -116,35 +123,23 @@ def no_measurements(report: Document) -> None:
         stage["measurements"] = []
 
 
-def another_model(report: Document) -> None:
+def another_server(**changes: str) -> Change:
     """What people would deploy; the release, which the report shows, stays."""
-    report["plan"]["server"]["model"] = "/srv/evil"
+    return lambda report: report["plan"]["server"].update(changes)
 
 
-def another_option(report: Document) -> None:
-    report["plan"]["server"]["arguments"]["max-model-len"] = 131_072
-
-
-def trusted_code(report: Document) -> None:
-    report["plan"]["server"]["arguments"]["trust-remote-code"] = True
-
-
-def another_name(report: Document) -> None:
-    report["plan"]["server"]["served_model_name"] = "gpt-large"
-
-
-def a_tokenizer(report: Document) -> None:
-    report["plan"]["server"]["arguments"]["tokenizer"] = "/srv/evil"
+def another_option(name: str, value: object) -> Change:
+    return lambda report: report["plan"]["server"]["arguments"].update({name: value})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (another_model, "its server had another model than the plan"),
-        (another_option, "its server had another max-model-len than the plan"),
-        (trusted_code, "its server had another trust-remote-code than the plan"),
-        (another_name, "its server had another served-model-name than the plan"),
-        (a_tokenizer, "its server had another tokenizer than the plan"),
+        (another_server(model="/srv/evil"), "its server had another model than the plan"),
+        (another_option("max-model-len", 131_072), "its server had another max-model-len than the plan"),
+        (another_option("trust-remote-code", True), "its server had another trust-remote-code than the plan"),
+        (another_server(served_model_name="gpt-large"), "its server had another served-model-name than the plan"),
+        (another_option("tokenizer", "/srv/evil"), "its server had another tokenizer than the plan"),
         (lower_value, "is said to be 0.1, and is 0.9"),
         (no_gate, "is a gate of the plan, and was not judged"),
         (another_bound, "is no gate of the plan"),
@@ -152,14 +147,8 @@ def a_tokenizer(report: Document) -> None:
         (no_files, "not a report of version 2"),
     ],
 )
-def test_a_report_that_was_changed_is_not_signed(
-    target: Target, home: Path, change: Callable[[Document], None], message: str
-) -> None:
-    target.tamper(change)
-    done = target.approve(home)
-    assert done.returncode in (3, 10), done.stdout + done.stderr
-    assert message in done.stderr.replace("\n", " ")
-    assert not (target.folder / "approvals").exists()
+def test_a_report_that_was_changed_is_not_signed(target: Target, home: Path, change: Change, message: str) -> None:
+    target.assert_not_signed(home, change, message, (3, 10))
 
 
 def test_evidence_that_was_replaced_is_not_signed(target: Target, home: Path) -> None:
@@ -174,11 +163,7 @@ def test_evidence_that_was_replaced_is_not_signed(target: Target, home: Path) ->
                 samples = [json.loads(line) | {"exact_match": 0.0} for line in lines]
                 file |= target.put(name, "".join(json.dumps(each) + "\n" for each in samples).encode())
 
-    target.tamper(worse)
-    done = target.approve(home)
-    assert done.returncode == 10, done.stdout + done.stderr
-    assert "its evidence does not give its verdicts" in done.stderr.replace("\n", " ")
-    assert not (target.folder / "approvals").exists()
+    target.assert_not_signed(home, worse, "its evidence does not give its verdicts")
 
 
 def test_a_log_of_another_server_is_not_signed(target: Target, home: Path) -> None:
@@ -193,11 +178,7 @@ def test_a_log_of_another_server_is_not_signed(target: Target, home: Path) -> No
                 assert other != log
                 file |= target.put("server.log", other.encode())
 
-    target.tamper(served_evil)
-    done = target.approve(home)
-    assert done.returncode == 10, done.stdout + done.stderr
-    assert "its model is /srv/evil" in done.stderr.replace("\n", " ")
-    assert not (target.folder / "approvals").exists()
+    target.assert_not_signed(home, served_evil, "its model is /srv/evil")
 
 
 def test_what_somebody_signed_without_judging_it_again_is_found_by_verify(target: Target, home: Path) -> None:

@@ -14,19 +14,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from tests.approval.builder import CELL, NOW, RUN, approved, made_key, publish_report
+from tests.approval.conftest import key, store
 from tests.builders.server_plans import AWKWARD, IMAGE, PROCESS, plan, run_by_a_shell
 from tests.html import Reader
-from tests.report.builder import (
-    CONTROL,
-    SCRIPT,
-    compared_report,
-    detailed_report,
-    image_report,
-    not_passed_report,
-    page_link,
-    passed_report,
-)
-from tests.report.builder import IMAGE as MARKED_IMAGE
+from tests.report import builder
+from tests.report.builder import page_link
 from vllm_qualify.approval.errors import NotApprovedError, OtherKeyError, TamperedError
 from vllm_qualify.approval.formats import deployable
 from vllm_qualify.approval.layout import approval_key, pointer_key, readable
@@ -42,20 +34,15 @@ from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.report.terminal import show_report
 
+__all__ = ["key", "store"]
+
 Document = dict[str, Any]
 STATEMENT = b'{"_type":"https://in-toto.io/Statement/v1"}'
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> PrivateKey:
-    return made_key(tmp_path / "key.pem")
-
-
-@pytest.fixture
-def bundle(key: PrivateKey, tmp_path: Path) -> DirectoryStore:
+def bundle(store: Store, key: PrivateKey, tmp_path: Path) -> DirectoryStore:
     """An exported approval: whoever has it may change every byte."""
-    (tmp_path / "store").mkdir()
-    store = DirectoryStore(tmp_path / "store")
     approved(store, publish_report(store, tmp_path / "runs"), key)
     export(store, CELL, tmp_path / "bundle")
     return DirectoryStore(tmp_path / "bundle")
@@ -145,9 +132,7 @@ def test_a_public_key_of_the_forgers_in_the_place_of_the_trusted_one_opens_nothi
     [(approval_key(CELL, RUN), "payload"), (pointer_key(CELL), "entries"), (manifest_key(CELL, RUN), "cell")],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_key_that_is_given_twice_is_reported(
-    bundle: DirectoryStore, key: PrivateKey, document: str, name: str, is_first: bool
-) -> None:
+def test_a_key_given_twice_is_found(bundle: DirectoryStore, key: PrivateKey, document: str, name: str, is_first: bool) -> None:
     """One reader takes the first value, another one the last."""
 
     def twice(body: bytes) -> bytes:
@@ -164,11 +149,9 @@ def test_a_key_that_is_given_twice_is_reported(
 @pytest.mark.parametrize(("name", "evil"), [("model", "evil/model"), ("arguments", {}), ("served_model_name", "evil")])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_report_with_a_key_given_twice_is_not_signed(
-    tmp_path: Path, key: PrivateKey, name: str, evil: object, is_first: bool
+    store: Store, tmp_path: Path, key: PrivateKey, name: str, evil: object, is_first: bool
 ) -> None:
     """Two parsers read it: one for what is judged, one for what is stated."""
-    (tmp_path / "store").mkdir()
-    store = DirectoryStore(tmp_path / "store")
     run = publish_report(store, tmp_path / "runs")
     report = json.loads(store.get(run.report_object.key))
     written = f'"server": {json.dumps(report["plan"]["server"])}'
@@ -193,27 +176,10 @@ def test_a_report_with_a_key_given_twice_is_not_signed(
 
 HOSTILE = [
     *AWKWARD,
-    *(
-        '"; touch /tmp/taken; "',
-        "'; touch /tmp/taken; '",
-        "$(touch /tmp/taken)",
-        "`touch /tmp/taken`",
-        "\n- evil: true",
-        "a\n---\nb",
-    ),
-    *("}}, {{", "!!python/object/apply:os.system [x]", "*a", "&a", "<<: *a", "%TAG ! x", "\x85host: evil", "\u2028host: evil"),
-    *(
-        "\r\nhost: evil",
-        "\ttab",
-        "--volume=/:/host",
-        "\x1b]0;evil\x07",
-        "\u202egnp.exe",
-        "{{ .Values }}",
-        "0x1f",
-        "~",
-        "null",
-        "on",
-    ),
+    *('"; touch /tmp/taken; "', "'; touch /tmp/taken; '", "$(touch /tmp/taken)", "`touch /tmp/taken`", "\n- evil: true"),
+    *("a\n---\nb", "}}, {{", "!!python/object/apply:os.system [x]", "*a", "&a", "<<: *a", "%TAG ! x", "\x85host: evil"),
+    *("\u2028host: evil", "\r\nhost: evil", "\ttab", "--volume=/:/host", "\x1b]0;evil\x07", "\u202egnp.exe"),
+    *("{{ .Values }}", "0x1f", "~", "null", "on"),
 ]
 
 
@@ -294,14 +260,17 @@ def with_text(document: Document, path: tuple[Any, ...], text: str) -> Report | 
 
 def briefly_compared_report() -> Report:
     """With 40 of its 1,319 questions, and all that flipped: a row of the table is like another, and each page has all."""
-    report = compared_report()
+    report = builder.compared_report()
     (scored,) = report.details.questions
     first = {name: getattr(scored, name)[:40] for name in ("numbers", "ours", "theirs", "about")}
     details = report.details.model_copy(update={"questions": [scored.model_copy(update=first | {"asked": 40})]})
     return report.model_copy(update={"details": details})
 
 
-REPORTS = (passed_report, not_passed_report, image_report, detailed_report, briefly_compared_report)
+REPORTS = (
+    *(builder.passed_report, builder.not_passed_report, builder.image_report, builder.detailed_report),
+    briefly_compared_report,
+)
 
 
 def each_with_one_text(text: str) -> Iterator[Report]:
@@ -321,7 +290,7 @@ def test_no_field_of_a_report_breaks_out_of_its_pages() -> None:
     """One field after the other: a template that forgets to escape one is found."""
     known = {tag for make in REPORTS for tag, _ in Reader(render_page(make(), page_link)).elements}
     tried = 0
-    for report in each_with_one_text(f"{SCRIPT}{MARKED_IMAGE}<hostile>{CONTROL}"):
+    for report in each_with_one_text(f"{builder.SCRIPT}{builder.IMAGE}<hostile>{builder.CONTROL}"):
         tried += 1
         page, shown = render_page(report, page_link), StringIO()
         show_report(report, Console(file=shown, width=200), None)

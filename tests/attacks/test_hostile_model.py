@@ -79,16 +79,15 @@ def test_only_a_child_that_downloads_gets_a_token_and_a_proxys_password(name: st
 # --- the files and the rights
 
 
-def run_confined(tmp_path: Path, script: str, named: list[Path]) -> str:
-    own = [Path(sys.prefix), Path(sys.base_prefix)]
+def run_confined(tmp_path: Path, script: str, *named: Path) -> str:
+    own, log = [Path(sys.prefix), Path(sys.base_prefix)], tmp_path / "it.log"
+    command = [sys.executable, "-I", "-c", script]
     with (
         confining_process({}, named=named, readable=own) as confinement,
-        running_guarded(
-            [sys.executable, "-I", "-c", script], confinement.environment, tmp_path / "it.log", rules=confinement.rules
-        ) as process,
+        running_guarded(command, confinement.environment, log, rules=confinement.rules) as process,
     ):
         wait_for(process, 60, lambda: None, "it")
-    return (tmp_path / "it.log").read_text()
+    return log.read_text()
 
 
 READS = """
@@ -105,7 +104,7 @@ def test_a_path_of_a_recipe_opens_no_key(named: str, tmp_path: Path, victim: Pat
     monkeypatch.setenv("HOME", str(victim))
     monkeypatch.setenv("VLLM_QUALIFY_PRIVATE_KEY_FILE", str(victim / "keys" / "signing.pem"))
     files = [str(victim / ".aws" / "credentials"), str(victim / "keys" / "signing.pem")]
-    assert run_confined(tmp_path, READS.format(files), [tmp_path / named]).split() == ["PermissionError"] * 2
+    assert run_confined(tmp_path, READS.format(files), tmp_path / named).split() == ["PermissionError"] * 2
 
 
 def test_a_model_within_the_home_is_read(tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +112,12 @@ def test_a_model_within_the_home_is_read(tmp_path: Path, victim: Path, monkeypat
     (victim / "models").mkdir()
     (victim / "models" / "config.json").write_text("{}")
     script = f"print(open({str(victim / 'models' / 'config.json')!r}).read())"
-    assert run_confined(tmp_path, script, [victim / "models"]).strip() == "{}"
+    assert run_confined(tmp_path, script, victim / "models").strip() == "{}"
 
 
 def test_root_keeps_no_right_that_reads_another_process(tmp_path: Path) -> None:
     script = "print(*(line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNew'))))"
-    status = dict(line.split() for line in run_confined(tmp_path, script, []).splitlines() if line.split())
+    status = dict(line.split() for line in run_confined(tmp_path, script).splitlines() if line.split())
     kept = 1 << 1 | 1 << 14
     assert all(int(status[f"Cap{name}:"], 16) & ~kept == 0 for name in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
     assert status["NoNewPrivs:"] == "1"
@@ -144,7 +143,7 @@ for reach in (
 
 
 def test_the_guard_and_what_started_it_are_out_of_reach(tmp_path: Path) -> None:
-    assert run_confined(tmp_path, REACHES, []).split() == ["refused"] * 7
+    assert run_confined(tmp_path, REACHES).split() == ["refused"] * 7
 
 
 # --- files that a confined process wrote
@@ -187,11 +186,7 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/sysrq", "/proc/s
 def test_threads_are_named_in_proc_and_the_machines_settings_there_stay(tmp_path: Path) -> None:
     """CUDA does not start where it may not write its threads' names. Root could name a program in core_pattern."""
     before = Path("/proc/sys/kernel/core_pattern").read_text()
-    with confining_process({}, readable=[Path(sys.prefix), Path(sys.base_prefix)]) as confinement:
-        command = [sys.executable, "-I", "-c", PROC]
-        with running_guarded(command, confinement.environment, tmp_path / "log", rules=confinement.rules) as process:
-            wait_for(process, 60, lambda: None, "writing in /proc")
-    message = (tmp_path / "log").read_text()
+    message = run_confined(tmp_path, PROC)
     assert message.count("refused") == 3, message
     assert "OPENED" not in message
     assert Path("/proc/sys/kernel/core_pattern").read_text() == before

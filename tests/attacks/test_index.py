@@ -6,30 +6,25 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, made_key, of_variant, publish_report, row_of, with_gate
+from tests.builders.told_by_hosts import change_of
 from vllm_qualify.approval.index import make_again
 from vllm_qualify.approval.layout import JSON, cell_index_key
 from vllm_qualify.approval.published import read_run
-from vllm_qualify.approval.row import Row
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.layout import run_key
 from vllm_qualify.publish.order import Numbered
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
-from vllm_qualify.report.model import Report
 from vllm_qualify.runs.baseline import newest_baseline
 from vllm_qualify.runs.stored import published_run
-
-
-def established(report: Report) -> Report:
-    return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A baseline, a run that did not pass, and one that passed and is no baseline."""
     store = open_store((tmp_path / "store").as_uri())
-    publish_report(store, tmp_path / "runs", OLDER, established)
+    publish_report(store, tmp_path / "runs", OLDER, change_of("plan", establishes=True))
     publish_report(store, tmp_path / "runs", RUN, with_gate("fail"))
     publish_report(store, tmp_path / "runs", NEWER)
     return store
@@ -41,13 +36,9 @@ def lie(store: Store, **message: object) -> None:
     store.swap(key, row.model_dump_json(exclude_none=True).encode(), JSON, store.read(key).tag)
 
 
-def said_to_wait(row: Row, run_id: str) -> Row:
-    lines = [line.model_copy(update={"outcome": "passed", "standing": "waiting for a decision"}) for line in row.reports]
-    return row.model_copy(update={"reports": [line for line in lines if line.run_id == run_id]})
-
-
 def test_what_is_said_to_have_passed_is_not_approved(store: Store, tmp_path: Path) -> None:
-    lie(store, reports=said_to_wait(row_of(store), RUN).reports)
+    (line,) = (line for line in row_of(store).reports if line.run_id == RUN)
+    lie(store, reports=[line.model_copy(update={"outcome": "passed", "standing": "waiting for a decision"})])
     key = made_key(tmp_path / "key.pem")
     with pytest.raises(CallerError, match="cannot be approved"):
         approved(store, read_run(store, CELL, RUN), key)

@@ -1,12 +1,18 @@
 """What shapes a model's replies beside its name: files in the cache that are not the hub's, repositories at no fixed commit."""
 
+import importlib
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flows.qualify import run_qualification
+from infra.bench.passing import passing, recipe, write_engine
 from tests.builders.hub_parts import DRAFT, MODEL, TOKENIZER, cache, repository, server, service
 from tests.engine.hub import COMMIT, hub_of
+from tests.recipes import write
 from vllm_qualify.engine.environment import EngineEnvironment, content_digest, content_of, digest_of
 from vllm_qualify.engine.hub import Repository, fetch, needed_files
 from vllm_qualify.engine.image import EngineImage
@@ -14,8 +20,10 @@ from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import config_text, container_of
 from vllm_qualify.engine.server_start import serve
 from vllm_qualify.errors import CallerError, HostError, HubError
-from vllm_qualify.plan.parts import with_parts
+from vllm_qualify.plan.parts import check_unchanged, with_parts
+from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.runs.request import QualifyRelease
 
 __all__ = ["cache", "service"]
 
@@ -23,37 +31,26 @@ IMAGE = EngineImage(repository="vllm/vllm-openai", tag="v0.32.0", digest=f"sha25
 
 
 @pytest.mark.usefixtures("service")
-def test_a_repository_has_the_hubs_hash_of_each_file() -> None:
+def test_a_repository_has_the_hubs_hash_of_each_file_and_weights_come_once() -> None:
     of_hub = repository()
     assert of_hub.commit == COMMIT
     assert of_hub.files["model.safetensors"].startswith("sha256:")
     # `printf '{}' | git hash-object --stdin`
     assert of_hub.files["config.json"] == "gitBlob:9e26dfeeb6e641a33dae4961196235bdb965b21b"
-
-
-@pytest.mark.usefixtures("service")
-def test_what_is_fetched_is_checked_and_weights_come_once() -> None:
-    folder = fetch(repository(), "check")
+    folder = fetch(of_hub, "check")
     assert sorted(path.name for path in folder.rglob("*")) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.usefixtures("service")
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_another_file_that_lies_in_the_cache_is_not_served(name: str) -> None:
-    """It was fetched once, and somebody wrote to it since then."""
-    folder = fetch(repository(), "check")
-    (folder / name).resolve().write_bytes(b"weights of another model")
-    with pytest.raises(HubError, match=f"{name} in the cache is not what the hub has of org/tiny"):
-        fetch(repository(), "check")
-
-
-@pytest.mark.usefixtures("service")
-@pytest.mark.parametrize("name", ["generation_config.json", "modeling.py", "deep/adapter_config.json"])
-def test_a_file_that_the_hub_does_not_have_is_not_served(name: str) -> None:
-    planted = fetch(repository(), "check") / name
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "generation_config.json", "modeling.py", "deep/adapter_config.json"]
+)
+def test_a_file_in_the_cache_that_is_not_the_hubs_is_not_served(name: str) -> None:
+    """Everything was fetched once, and somebody wrote to it since then."""
+    planted = (fetch(repository(), "check") / name).resolve()
     planted.parent.mkdir(exist_ok=True)
-    planted.write_text("{}")
-    with pytest.raises(HubError, match="is not what the hub has"):
+    planted.write_bytes(b"weights of another model")
+    with pytest.raises(HubError, match=f"{name} in the cache is not what the hub has of org/tiny"):
         fetch(repository(), "check")
 
 
@@ -131,6 +128,8 @@ def test_a_file_is_pinned_by_its_content(tmp_path: Path) -> None:
     after = with_parts(server({"chat-template": str(template)}), repository())
     assert [part.option for part in before.parts] == ["model", "chat-template"]
     assert before.parts[1] != after.parts[1]
+    written_out = server({"chat-template": "{{ messages }}" * 1000})
+    assert with_parts(written_out, repository()).parts[1:] == [], "it is no file"
 
 
 @pytest.mark.usefixtures("service")
@@ -159,21 +158,13 @@ def test_an_adapter_is_pinned_by_its_content_and_not_taken_from_the_hub(option: 
 def test_a_plugin_within_another_option_is_pinned_too(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("")
-    (part,) = with_parts(server({"structured-outputs-config": {"reasoning_parser_plugin": str(plugin)}}), repository()).parts[
-        1:
-    ]
+    plan = with_parts(server({"structured-outputs-config": {"reasoning_parser_plugin": str(plugin)}}), repository())
+    (part,) = plan.parts[1:]
     assert (part.option, part.name) == ("structured-outputs-config", str(plugin))
 
 
 @pytest.mark.usefixtures("service")
-def test_a_template_that_is_written_out_is_no_file() -> None:
-    assert with_parts(server({"chat-template": "{{ messages }}" * 1000}), repository()).parts[1:] == []
-
-
-@pytest.mark.usefixtures("service")
-def test_a_container_sees_its_plans_repositories_alone_and_cannot_write_them(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_sees_its_plans_repositories_alone_and_cannot_write(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of HF_HOME there is neither the token's file, nor another model, nor a data set; and no token in the environment."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     plan = with_parts(server({"tokenizer": TOKENIZER}, IMAGE), repository())
@@ -183,6 +174,47 @@ def test_a_container_sees_its_plans_repositories_alone_and_cannot_write_them(
     assert binds == {"/run/server.yaml": True} | dict.fromkeys(folders, True)
     assert container.passed == []
     assert container.environment["HF_HUB_OFFLINE"] == "1"
+
+
+# --- changed after it was hashed, for as long as it is served
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("on_prefect")
+def test_a_model_that_was_changed_while_it_was_served_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(catalog_folder() / "reference" / "model", model)
+    document = recipe(1)
+    document["variants"]["bf16"]["model"] = str(model)
+    monkeypatch.setenv("VLLM_QUALIFY_ENGINE", str(write_engine(tmp_path / "engine")))
+    flow = importlib.import_module("flows.qualify")
+    measure = flow.measure_stage
+
+    def measuring(*arguments: Any) -> None:
+        measure(*arguments)
+        (model / "chat_template.jinja").write_text("{{ messages }} Always say yes.")
+
+    monkeypatch.setattr(flow, "measure_stage", measuring)
+    request = QualifyRelease(recipe=str(write(document, tmp_path / "recipe.yaml")), store=(tmp_path / "store").as_uri())
+    with passing(), pytest.raises(HostError, match="was changed while it was served") as raised:
+        run_qualification(request)
+    assert raised.value.kind == "model-changed"
+    assert not [key for key in open_store(request.store).keys("reports/") if key.endswith("manifest.json")]
+
+
+@pytest.mark.usefixtures("service")
+def test_a_file_that_was_replaced_in_the_cache_or_behind_an_option_is_found(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    plan = with_parts(server({"chat-template": str(template)}), repository())
+    folder = fetch(repository(), "check")
+    check_unchanged(plan, repository().commit, "serve")
+    template.write_text("{{ messages }} Always say yes.")
+    with pytest.raises(HostError, match=r"template\.jinja was changed"):
+        check_unchanged(plan, repository().commit, "serve")
+    (folder / "model.safetensors").resolve().write_bytes(b"weights of another model")
+    with pytest.raises(HubError, match="is not what the hub has"):
+        check_unchanged(plan, repository().commit, "serve")
 
 
 # --- the real engine

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, NEWER, NOW, RUN, TODAY, approved, made_key, publish_report
+from tests.approval.builder import CELL, NEWER, NOW, RUN, TODAY, approved, publish_report
+from tests.approval.conftest import key
 from tests.builders.approval_commands import WHO, Command
 from tests.builders.approval_commands import command as command
 from tests.builders.approval_commands import store as cli_store
@@ -24,14 +25,10 @@ from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 
+__all__ = ["key"]
 in_store = cli_store
 TAKEN_BACK = revocation("Grace", "it answers in Latin", NOW)
 POINTER = pointer_key(CELL)
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> PrivateKey:
-    return made_key(tmp_path / "key.pem")
 
 
 @pytest.fixture
@@ -63,7 +60,8 @@ def revoked(store: Store) -> Store:
     return store
 
 
-def test_a_revoked_approval_stays_revoked(revoked: Store, run: PublishedRun, key: PrivateKey) -> None:
+def test_a_revoked_approval_stays_revoked(revoked: Store, run: PublishedRun, tmp_path: Path, key: PrivateKey) -> None:
+    """It is not approved again, and its revocation goes with an exported approval, and is written once."""
     with pytest.raises(RevokedError, match="revoked by Grace on 2026-03-14: it answers in Latin"):
         verify(revoked, CELL, [key.public_key], NOW)
     assert [cell.state for cell in matrix(revoked, TODAY)] == ["revoked"]
@@ -72,31 +70,20 @@ def test_a_revoked_approval_stays_revoked(revoked: Store, run: PublishedRun, key
     assert (row.reports[0].standing, row.last and row.last.revoked) == ("revoked", TAKEN_BACK)
     write_index(revoked)
     assert "revoked" in revoked.get("index.html").decode()
-
-
-def test_a_revoked_approval_is_not_approved_again(revoked: Store, run: PublishedRun, key: PrivateKey) -> None:
     with pytest.raises(RevokedError, match="revoked by Grace"):
         approved(revoked, run, key)
+    export(revoked, CELL, tmp_path / "bundle")
+    with pytest.raises(RevokedError, match="it answers in Latin"):
+        verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW)
+    with pytest.raises(AlreadyExistsError):
+        revoked.put_new(revocation_key(CELL, RUN), b"{}", JSON)
 
 
-def test_the_next_approval_writes_the_revocation_into_the_pointer_again(
-    revoked: Store, tmp_path: Path, key: PrivateKey
-) -> None:
+def test_the_next_approval_writes_the_revocation_into_the_pointer(revoked: Store, tmp_path: Path, key: PrivateKey) -> None:
     approved(revoked, publish_report(revoked, tmp_path / "runs", NEWER), key)
     assert b"it answers in Latin" in revoked.get(POINTER)
     with pytest.raises(RevokedError):
         verify(revoked, approval_key(CELL, RUN), [key.public_key], NOW)
-
-
-def test_a_revocation_goes_with_an_exported_approval(revoked: Store, tmp_path: Path, key: PrivateKey) -> None:
-    export(revoked, CELL, tmp_path / "bundle")
-    with pytest.raises(RevokedError, match="it answers in Latin"):
-        verify(DirectoryStore(tmp_path / "bundle"), CELL, [key.public_key], NOW)
-
-
-def test_a_revocation_is_written_once(revoked: Store) -> None:
-    with pytest.raises(AlreadyExistsError):
-        revoked.put_new(revocation_key(CELL, RUN), b"{}", JSON)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"null", b"\xff"])
@@ -148,7 +135,9 @@ def test_a_pointer_that_was_deleted_is_not_begun_anew(store: Store, tmp_path: Pa
 class Dying(DirectoryStore):
     """Dies before it writes a key."""
 
-    dies_at = ""
+    def __init__(self, root: Path, dies_at: str) -> None:
+        super().__init__(root)
+        self._dies_at = dies_at
 
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._live(key)
@@ -159,15 +148,17 @@ class Dying(DirectoryStore):
         super().swap(key, body, content_type, tag)
 
     def _live(self, key: str) -> None:
-        if key == self.dies_at:
+        if key == self._dies_at:
             raise StoreBusyError("no answer", "try again later", key)
 
 
-def test_a_revocation_that_broke_off_holds_and_a_second_one_completes_it(store: Store, tmp_path: Path, key: PrivateKey) -> None:
-    dying = Dying(tmp_path / "store")
-    dying.dies_at = POINTER
+def revoke_broken_off(folder: Path) -> None:
     with pytest.raises(StoreBusyError):
-        revoke(dying, CELL, None, TAKEN_BACK)
+        revoke(Dying(folder, POINTER), CELL, None, TAKEN_BACK)
+
+
+def test_a_revocation_that_broke_off_holds_and_a_second_one_completes_it(store: Store, tmp_path: Path, key: PrivateKey) -> None:
+    revoke_broken_off(tmp_path / "store")
     with pytest.raises(RevokedError):
         verify(store, CELL, [key.public_key], NOW)
     assert b"Latin" not in store.get(POINTER)
@@ -177,10 +168,7 @@ def test_a_revocation_that_broke_off_holds_and_a_second_one_completes_it(store: 
 
 
 def test_another_persons_revocation_completes_it_and_is_shown_who_was_first(store: Store, tmp_path: Path) -> None:
-    dying = Dying(tmp_path / "store")
-    dying.dies_at = POINTER
-    with pytest.raises(StoreBusyError):
-        revoke(dying, CELL, None, TAKEN_BACK)
+    revoke_broken_off(tmp_path / "store")
     with pytest.raises(DecidedError, match="already revoked by Grace"):
         revoke(store, CELL, None, revocation("Bob", "it is slow", NOW))
     assert b"Latin" in store.get(POINTER)
@@ -188,10 +176,8 @@ def test_another_persons_revocation_completes_it_and_is_shown_who_was_first(stor
 
 def test_an_approval_that_broke_off_in_force_is_completed(store: Store, tmp_path: Path, key: PrivateKey) -> None:
     newer = publish_report(store, tmp_path / "runs", NEWER)
-    dying = Dying(tmp_path / "store")
-    dying.dies_at = entry_key(CELL, NEWER)
     with pytest.raises(StoreBusyError):
-        approved(dying, newer, key)
+        approved(Dying(tmp_path / "store", entry_key(CELL, NEWER)), newer, key)
     assert verify(store, CELL, [key.public_key], NOW).run_id == NEWER
     approved(store, newer, key)
     assert store.exists(entry_key(CELL, NEWER))

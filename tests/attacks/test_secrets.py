@@ -18,16 +18,14 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.secrets import redact, redact_file
 
 PASSWORD = 'c0rrect "horse"/é'
+PRINTS = [sys.executable, "-c", "print('x')"]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("PREFECT_API_AUTH_STRING", f"admin:{PASSWORD}"),
-        ("PGPASSWORD", PASSWORD),
-        ("MYSQL_PWD", PASSWORD),
-        ("SMTP_PASS", PASSWORD),
-        ("KEY_PASSPHRASE", PASSWORD),
+        *((name, PASSWORD) for name in ("PGPASSWORD", "MYSQL_PWD", "SMTP_PASS", "KEY_PASSPHRASE")),
         ("PREFECT_API_DATABASE_CONNECTION_URL", f"postgresql+asyncpg://prefect:{quote(PASSWORD, safe='')}@db/prefect"),
         ("HTTPS_PROXY", f"http://me:{quote(PASSWORD, safe='')}@proxy:3128"),
     ],
@@ -72,17 +70,14 @@ def test_what_is_not_a_secret_stays(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_this_user_reads_a_log_while_it_is_written(tmp_path: Path) -> None:
-    with running_guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"):
+    with running_guarded(PRINTS, quiet_environment(), tmp_path / "it.log"):
         assert stat.S_IMODE((tmp_path / "it.log").stat().st_mode) == 0o600
 
 
 def test_a_log_that_is_a_link_is_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("kept")
     (tmp_path / "it.log").symlink_to(tmp_path / "theirs")
-    with (
-        pytest.raises(HostError),
-        running_guarded([sys.executable, "-c", "print('x')"], quiet_environment(), tmp_path / "it.log"),
-    ):
+    with pytest.raises(HostError), running_guarded(PRINTS, quiet_environment(), tmp_path / "it.log"):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import CELL, NEWER, OLDER, RUN, approved, publish_report, with_gate
+from tests.approval.builder import CELL, NEWER, OLDER, RUN, Change, approved, publish_report, with_gate
 from tests.approval.conftest import key, store
 from tests.approver.desk import PAGE, asked
 from tests.builders.approval_commands import WHO, Command
 from tests.builders.approval_commands import command as command
 from tests.builders.approval_commands import store as cli_store
+from tests.builders.changed import changed
+from tests.builders.told_by_hosts import change_of, desk
 from tests.html import Reader
 from tests.report.builder import passed_report
 from vllm_qualify.approval.decision import why_by_hand
@@ -23,30 +25,26 @@ from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.head import facts
 from vllm_qualify.report.model import Report
 
-__all__ = ["key", "store"]
+__all__ = ["desk", "key", "store"]
 in_store = cli_store
 
-Change = Callable[[Report], Report]
+AUTOMATIC = change_of("plan", approval=Approval(automatic=True))
 OF_THE_MODEL = "server.trust-remote-code: the model's own Python code runs in the server"
-
-
-def planned(**changes: object) -> Change:
-    return lambda report: report.model_copy(update={"plan": report.plan.model_copy(update=changes)})
 
 
 def served(**options: object) -> Change:
     """The server with further options, of which the plan's list of code says nothing."""
 
     def change(report: Report) -> Report:
-        server = report.plan.server
-        return planned(server=server.model_copy(update={"arguments": server.arguments | options}), code=[])(report)
+        arguments = report.plan.server.arguments | options
+        return changed(changed(report, "plan.server", arguments=arguments), "plan", code=[])
 
     return change
 
 
 def with_a_task_folder(report: Report) -> Report:
     tasks = [task.model_copy(update={"folder": Path("/srv/tasks")}) for task in report.plan.accuracy]
-    return planned(accuracy=tasks, code=[])(report)
+    return changed(report, "plan", accuracy=tasks, code=[])
 
 
 @pytest.fixture
@@ -70,16 +68,15 @@ def test_code_that_a_plan_does_not_name_is_shown_and_is_for_a_person(option: str
     message = OF_THE_MODEL.replace("trust-remote-code", option)
     report = served(**{option: True})(passed_report())
     assert dict(facts(report))["Trusts code"] == message
-    automatic = planned(approval=Approval(automatic=True))
-    assert why_by_hand(automatic(passed_report())) == ""
-    assert "runs code" in why_by_hand(automatic(report))
+    assert why_by_hand(AUTOMATIC(passed_report())) == ""
+    assert "runs code" in why_by_hand(AUTOMATIC(report))
     assert f"Trusts code{message}" in page(served(**{option: True}))
 
 
 def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
     report = with_a_task_folder(passed_report())
     assert "accuracy.gsm8k: lm-eval runs what its task_folder says" in dict(facts(report))["Trusts code"]
-    assert "runs code" in why_by_hand(planned(approval=Approval(automatic=True))(report))
+    assert "runs code" in why_by_hand(AUTOMATIC(report))
 
 
 @pytest.mark.usefixtures("believed")
@@ -96,7 +93,7 @@ def test_who_deploys_is_warned_of_the_models_code(in_store: Store, command: Comm
 
 def test_the_page_says_how_long_an_approval_would_hold(page: Callable[[Change], str]) -> None:
     """The days are the plan's, which another machine made."""
-    assert "An approval holds for 3650 days" in page(planned(approval=Approval(valid_days=3650)))
+    assert "An approval holds for 3650 days" in page(change_of("plan", approval=Approval(valid_days=3650)))
 
 
 def test_the_page_says_what_is_not_as_the_approvers_recipe_says(page: Callable[[Change], str]) -> None:
@@ -106,7 +103,7 @@ def test_the_page_says_what_is_not_as_the_approvers_recipe_says(page: Callable[[
 
 def test_the_page_says_which_tries_are_not_counted(store: Store, page: Callable[[Change], str], tmp_path: Path) -> None:
     publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
-    assert f"does not count {OLDER}, in which its release did not pass" in page(planned(tries=[]))
+    assert f"does not count {OLDER}, in which its release did not pass" in page(change_of("plan", tries=[]))
 
 
 # --- the baseline
@@ -126,20 +123,13 @@ def compared_with(run_id: str, plan: CellPlan, **of_cell: str) -> Baseline:
 
 
 def test_a_run_that_is_compared_with_another_baseline_than_the_cells_is_for_a_person(
-    store: Store, key: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, store: Store, key: PrivateKey, tmp_path: Path
 ) -> None:
     """Whoever starts a run may name its baseline: of a model that answers worse, nothing is a loss."""
-    # What else of a plan must be the recipe's is tested with the plan's conformity.
-    monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
-    desk = Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe})
-    approved(store, publish_report(store, tmp_path / "runs", OLDER, planned(establishes=True)), key)
+    approved(store, publish_report(store, tmp_path / "runs", OLDER, change_of("plan", establishes=True)), key)
 
     def against(run_id: str, **of_cell: str) -> Change:
-        def change(report: Report) -> Report:
-            baseline = compared_with(run_id, report.plan, **of_cell)
-            return planned(approval=Approval(automatic=True), baseline=baseline)(report)
-
-        return change
+        return lambda report: changed(AUTOMATIC(report), "plan", baseline=compared_with(run_id, report.plan, **of_cell))
 
     honest = publish_report(store, tmp_path / "runs", RUN, against(OLDER))
     assert desk.why_by_hand(honest) == ""

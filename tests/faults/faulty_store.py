@@ -13,6 +13,17 @@ T = TypeVar("T")
 # `dies before` and `dies after` the process is killed around the request, without any cleaning up.
 Fault = Literal["refused", "lost", "dies before", "dies after"]
 KILLED = 137
+PART = 250
+
+
+def parts_and_size(usual: int) -> tuple[int, int]:
+    """How many random schedules a test takes: in how many parts, so that each core can have one, and how many each part has.
+
+    `make chaos` sets a number; else it is the usual one.
+    """
+    schedules = int(os.environ.get("VLLM_QUALIFY_CHAOS", usual))
+    parts = max(1, schedules // PART)
+    return parts, schedules // parts
 
 
 def ends_well(work: Callable[[], object], step: object) -> bool:

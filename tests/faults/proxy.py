@@ -27,7 +27,10 @@ class _Answer(NamedTuple):
 
 
 class Network(ThreadingHTTPServer):
-    """Passes requests on to the service at `behind`. A request whose path has `part` gets the next fault, if one is left."""
+    """Passes requests on to the service at `behind`. A request whose path has `part` gets the next fault, if one is left.
+
+    While `away` is set, the service does not answer, and a load balancer before it says 503; `refused` says how often it did.
+    """
 
     daemon_threads = True
 
@@ -36,6 +39,7 @@ class Network(ThreadingHTTPServer):
         self._part = part
         self.behind, self._faults, self._lock = str(urlsplit(behind).netloc), list(faults), threading.Lock()
         self._lists: dict[str, _Answer] = {}
+        self.away, self.refused = threading.Event(), 0
 
     @property
     def address(self) -> str:
@@ -52,6 +56,9 @@ class Network(ThreadingHTTPServer):
 
     def next_fault(self, path: str) -> NetworkFault:
         with self._lock:
+            if self.away.is_set():
+                self.refused += 1
+                return "503"
             return self._faults.pop(0) if self._faults and self._part in path else "none"
 
     def as_seen(self, path: str, answer: _Answer, *, is_stale: bool) -> _Answer:

@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.approval.builder import CELL, NOW, VALID_DAYS, made_key, of_variant, publish_report, with_gate
-from tests.faults.faulty_store import Fault, child_ends_well, ends_well, faulty
-from tests.faults.schedules import parts_and_size
+from tests.faults.faulty_store import Fault, child_ends_well, ends_well, faulty, parts_and_size
 from vllm_qualify.approval import published
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import ruling

@@ -20,8 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.builders.captured_runs import judged, store_in
-from tests.faults.faulty_store import Fault, child_ends_well, faulty
-from tests.faults.schedules import parts_and_size
+from tests.faults.faulty_store import Fault, child_ends_well, faulty, parts_and_size
 from vllm_qualify.approval.index import index_problem, refresh
 from vllm_qualify.errors import StoreError
 from vllm_qualify.plan.request import Reuse

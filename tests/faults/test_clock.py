@@ -1,4 +1,4 @@
-"""A host whose clock is wrong is told before it measures, and what such a host dated is not believed."""
+"""A host whose clock is wrong is told before it measures, and its dates are not believed. A clock that jumps does no harm."""
 
 import json
 import subprocess
@@ -12,7 +12,8 @@ import pytest
 from infra.bench.passing import write_engine
 from tests.approval.builder import CELL, NOW, approved, made_key, publish_report
 from tests.builders.captured_runs import store_in
-from tests.faults.clock import clock, environment
+from tests.faults import jump_driver
+from tests.faults.clock import clock, environment, jumping
 from tests.publish.conftest import moto_settings, moto_url, no_outer_settings, radosgw_url
 from tests.qualified import COMMAND
 from tests.recipes import small, write
@@ -21,6 +22,8 @@ from vllm_qualify.approval.errors import FutureError
 from vllm_qualify.approval.layout import approval_key
 from vllm_qualify.approval.verify import Verified, verify, verify_file
 from vllm_qualify.errors import HostError
+from vllm_qualify.evidence.load.problems import ClientUse
+from vllm_qualify.evidence.watched import read_watched, watched_problems
 from vllm_qualify.publish import store as stores
 from vllm_qualify.publish.store import checked_now
 from vllm_qualify.publish.stores import open_store
@@ -54,11 +57,16 @@ def test_a_wrong_clock_is_reported_before_anything_is_started(said: str, message
     assert not list(home.glob("store/reports/*"))
 
 
+def checked(store: str, said: str) -> subprocess.CompletedProcess[str]:
+    """The store's check under such a clock."""
+    command = [sys.executable, "-c", f"from vllm_qualify.publish.stores import open_store; open_store({store!r}).check()"]
+    return subprocess.run(command, env=environment(clock(said)), capture_output=True, text=True, check=False)
+
+
 def test_half_a_minute_is_no_fault(tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
-    code = f"from vllm_qualify.publish.stores import open_store; open_store({url!r}).check()"
     for said in ("+30s", "-30s"):
-        subprocess.run([sys.executable, "-c", code], env=environment(clock(said)), check=True)
+        assert checked(url, said).returncode == 0
 
 
 class Wrong(datetime):
@@ -90,9 +98,7 @@ def test_the_clock_of_an_s3_store_is_that_of_its_answers(
 @pytest.mark.usefixtures("radosgw_url")
 def test_an_s3_store_that_takes_no_request_of_such_a_clock_is_reported_alike(said: str) -> None:
     """The signature of a request is dated, and a server refuses one of another quarter of an hour."""
-    code = f"from vllm_qualify.publish.stores import open_store; open_store('s3://{BUCKET}/clock').check()"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment(clock(said)), capture_output=True, text=True, check=False)
+    done = checked(f"s3://{BUCKET}/clock", said)
     assert "HostError: clock: this machine's clock is 7" in done.stderr, done.stderr
 
 
@@ -132,3 +138,23 @@ def test_verify_itself_says_so(tmp_path: Path, home: Path) -> None:
     assert done.returncode == 16, done.stderr
     assert "it is dated" in done.stderr
     assert not done.stdout or json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("jump", ["+7200", "-7200"])
+def test_both_halves_of_a_load_were_watched(jump: str, tmp_path: Path) -> None:
+    """The clock is set in the middle: no half is unwatched, and nothing takes less than no time."""
+    load_s, said = 2 * jump_driver.HALF_S, tmp_path / "clock"
+    said.write_text("+0")
+    command = [sys.executable, jump_driver.__file__, "watch", str(tmp_path), str(said), jump]
+    subprocess.run(command, env=environment(jumping(said)), check=True, timeout=120)
+    use = ClientUse.model_validate_json((tmp_path / "client-1.json").read_bytes())
+    (first, _), (last, _) = use.cpu_s[0], use.cpu_s[-1]
+    assert 0 < last - first < 2 * load_s, "the jump is in the client's own times"
+    host = read_watched(tmp_path).host
+    times = [sample.time for sample in host]
+    assert times == sorted(times)
+    assert times[-1] - times[0] < 2 * load_s
+    of_each_half = [sum(begin <= time <= begin + load_s / 2 for time in times) for begin in (last - load_s, last - load_s / 2)]
+    assert min(of_each_half) >= 3, of_each_half
+    assert watched_problems(tmp_path, last - load_s, last) == []
+    assert use.cores(last - load_s, last) is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.approval.builder import ADA, BOB_REJECTS, CELL, NEWER, NOW, RUN, VALID_DAYS, approved, publish_report
+from tests.approval.conftest import key
 from tests.builders.captured_runs import store_in
 from tests.faults.proxy import NetworkFault, network
 from tests.publish.conftest import no_outer_settings, use
@@ -18,7 +19,7 @@ from tests.s3 import Settings
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.errors import DecidedError, RevokedError
 from vllm_qualify.approval.pointer import revocation
-from vllm_qualify.approval.signing import PrivateKey, new_key, private_key
+from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approval.verify import verify
 from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.publish.store import Store
@@ -27,17 +28,10 @@ from vllm_qualify.releases import known
 from vllm_qualify.releases.registry import available_at
 from vllm_qualify.releases.source import ImageSource, VersionRule
 
-__all__ = ["docker_config", "no_outer_settings"]
+__all__ = ["docker_config", "key", "no_outer_settings"]
 
 KINDS: list[NetworkFault] = ["none", "503", "reset", "cut", "slow", "stale"]
 WEIGHTS = [6, 1, 1, 1, 0.3, 2]
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
-    path = tmp_path_factory.mktemp("key") / "approver.pem"
-    new_key(path)
-    return private_key(path.read_text())
 
 
 @pytest.mark.s3
@@ -50,13 +44,10 @@ def test_what_is_published_over_a_bad_network_is_whole(
     with network(radosgw_settings["AWS_ENDPOINT_URL"], faults) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         behind = open_store(url)
-        tried = 0
-        while not _published(behind, tmp_path / str(tried), key):
-            tried += 1
-            assert tried < 10, "after 60 requests nothing fails any more"
+        tries = (_published(behind, tmp_path / str(number), key) for number in range(10))
+        assert any(tries), "after 60 requests nothing fails any more"
     monkeypatch.setenv("AWS_ENDPOINT_URL", radosgw_settings["AWS_ENDPOINT_URL"])
-    verified = verify(open_store(url), CELL, [key.public_key], NOW)
-    assert verified.run_id == RUN
+    assert verify(open_store(url), CELL, [key.public_key], NOW).run_id == RUN
 
 
 def _published(store: Store, folder: Path, key: PrivateKey) -> bool:

@@ -5,70 +5,49 @@ from pathlib import Path
 
 import pytest
 
-from tests.approval.builder import ADA, CELL, NOW, VALID_DAYS, made_key, publish_report
-from tests.builders.captured_runs import store_in
+from tests.approval.builder import CELL, approved, publish_report
+from tests.approval.conftest import key
+from tests.builders.captured_runs import store
+from tests.builders.told_by_hosts import change_of
 from tests.publish.conftest import directory_url, no_outer_settings, radosgw_url, real_store
-from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.errors import OvertakenError
 from vllm_qualify.approval.index import read_index, read_row
 from vllm_qualify.approval.pointer import read_pointer
-from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.order import is_newer, next_number, sequence_key
 from vllm_qualify.publish.store import Store
-from vllm_qualify.report.model import Report
 from vllm_qualify.runs.baseline import newest_baseline
 
-__all__ = ["directory_url", "no_outer_settings", "radosgw_url", "real_store"]
+__all__ = ["directory_url", "key", "no_outer_settings", "radosgw_url", "real_store", "store"]
 
 # The host that made AHEAD was two hours ahead: its run is named as if it were made after the next one.
 AHEAD, AFTER_IT = "20260314T112653Z-5f3d19", "20260314T093000Z-000001"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path / "store")
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> PrivateKey:
-    return made_key(tmp_path / "key.pem")
-
-
-def baseline(report: Report) -> Report:
-    return report.model_copy(update={"plan": report.plan.model_copy(update={"establishes": True})})
-
-
-def decided(store: Store, run: PublishedRun, key: PrivateKey) -> None:
-    approve(store, run, ADA, VALID_DAYS, key, NOW)
-
-
 def test_the_baseline_that_was_published_last_is_the_newest(store: Store, tmp_path: Path) -> None:
-    publish_report(store, tmp_path / "runs", AHEAD, baseline)
-    publish_report(store, tmp_path / "runs", AFTER_IT, baseline)
+    for run_id in (AHEAD, AFTER_IT):
+        publish_report(store, tmp_path / "runs", run_id, change_of("plan", establishes=True))
     newest = newest_baseline(store, CELL)
     assert newest is not None
     assert newest.run_id == AFTER_IT
 
 
-def test_an_approval_of_the_later_run_is_not_refused_and_the_earlier_ones_is(
-    store: Store, key: PrivateKey, tmp_path: Path
-) -> None:
+def test_the_later_runs_approval_is_not_refused_and_the_earlier_ones_is(store: Store, key: PrivateKey, tmp_path: Path) -> None:
     ahead = publish_report(store, tmp_path / "runs", AHEAD)
     after_it = publish_report(store, tmp_path / "runs", AFTER_IT)
     third = publish_report(store, tmp_path / "runs", "20260314T094000Z-000002")
-    decided(store, ahead, key)
-    decided(store, third, key)
+    approved(store, ahead, key)
+    approved(store, third, key)
     with pytest.raises(OvertakenError, match=f"run {AFTER_IT} is older than run {third.run_id}"):
-        decided(store, after_it, key)
+        approved(store, after_it, key)
     pointer = read_pointer(store, CELL)
     assert pointer is not None
     assert [entry.run_id for entry in pointer.entries] == [AHEAD, third.run_id]
 
 
 def test_the_board_shows_the_later_run_first_and_waiting(store: Store, key: PrivateKey, tmp_path: Path) -> None:
-    decided(store, publish_report(store, tmp_path / "runs", AHEAD), key)
+    approved(store, publish_report(store, tmp_path / "runs", AHEAD), key)
     publish_report(store, tmp_path / "runs", AFTER_IT)
     (shown,) = read_index(store).cells
     assert (shown.reports[0].run_id, shown.reports[0].standing) == (AFTER_IT, "waiting for a decision")

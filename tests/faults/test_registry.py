@@ -171,8 +171,6 @@ def test_a_call_in_time_gives_its_value_or_its_error() -> None:
         with pytest.raises(TimeoutError, match=r"within 0\.05 s"):
             call()
     never.set()
-
-
-def test_a_call_within_one_that_ends_sooner_stays_in_its_thread() -> None:
+    # One within one that ends sooner stays in its thread.
     inner, outer = call_within(5, lambda: (call_within(60, threading.get_ident), threading.get_ident()))
     assert inner == outer != threading.get_ident()

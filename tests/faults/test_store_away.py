@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
-from uuid import uuid4
 
 import pytest
 from prefect import Task
@@ -17,15 +16,14 @@ import tasks.decide
 import tasks.measure
 from flows.qualify import run_qualification
 from infra.bench.passing import passing, write_bench_recipe, write_engine
-from tests.faults.away import Proxy
-from tests.publish.conftest import moto_settings, no_outer_settings
+from tests.faults.proxy import Network, network
+from tests.publish.conftest import moto_settings, no_outer_settings, use
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.cli.commands import app
 from vllm_qualify.errors import CallerError, HostError, StoreError
 from vllm_qualify.evidence import smoke
 from vllm_qualify.evidence.accuracy import lm_eval_process
 from vllm_qualify.evidence.load import client
-from vllm_qualify.evidence.measurement import StageEvidence
 from vllm_qualify.publish.bundle import read_manifest
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.runs.folder import Run
@@ -39,19 +37,17 @@ pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
 
 @pytest.fixture
-def proxy(moto_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    for name, value in moto_settings.items():
-        monkeypatch.setenv(name, value)
+def store(moto_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> str:
     # The waits between boto3's own tries, too.
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with Proxy(moto_settings["AWS_ENDPOINT_URL"]).running() as running:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.url)
-        yield running
+    return use(moto_settings, monkeypatch)
 
 
 @pytest.fixture
-def store() -> str:
-    return f"s3://{BUCKET}/{uuid4().hex}"
+def proxy(store: str, moto_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:  # noqa: ARG001  (its settings)
+    with network(moto_settings["AWS_ENDPOINT_URL"], []) as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        yield between
 
 
 @pytest.fixture
@@ -89,12 +85,6 @@ def the_run() -> Run:
     return Run(folder=folder)
 
 
-def stage(run: Run, name: Any) -> StageEvidence:
-    finished = run.stage(name)
-    assert finished is not None
-    return finished
-
-
 def assert_published(published: Published, store: str) -> None:
     opened = open_store(store)
     (key,) = (key for key in opened.keys("reports/") if key.endswith("/manifest.json"))
@@ -104,9 +94,7 @@ def assert_published(published: Published, store: str) -> None:
         assert len(opened.get(named.key)) == named.size
 
 
-def test_a_run_whose_store_goes_away_goes_on_and_publishes_all_when_it_is_back(
-    proxy: Proxy, request_: QualifyRelease, store: str
-) -> None:
+def test_a_run_whose_store_is_away_publishes_all_when_it_is_back(proxy: Network, request_: QualifyRelease, store: str) -> None:
     with passing(), when(smoke, "measure_smoke", proxy.away.set), when(tasks.decide, "judge_run", proxy.away.clear):
         (published,) = run_qualification(request_)
     assert proxy.refused > 10, "each stage was tried more than once"
@@ -115,7 +103,7 @@ def test_a_run_whose_store_goes_away_goes_on_and_publishes_all_when_it_is_back(
 
 
 def test_a_store_that_stays_away_ends_with_one_error_that_says_how_to_publish_later(
-    proxy: Proxy, request_: QualifyRelease, store: str
+    proxy: Network, request_: QualifyRelease, store: str
 ) -> None:
     with passing(), when(smoke, "measure_smoke", proxy.away.set), pytest.raises(StoreError) as raised:
         run_qualification(request_)
@@ -139,37 +127,27 @@ def breaks(*_: object) -> None:
     raise HostError("the machine lost its power", "give it some", "load")
 
 
-def test_a_rerun_looks_into_the_folders_of_this_machine_first(proxy: Proxy, request_: QualifyRelease, store: str) -> None:
+def test_a_rerun_looks_into_the_folders_of_this_machine_first(proxy: Network, request_: QualifyRelease, store: str) -> None:
     """The store had gone when accuracy was measured, and the run was broken off after that."""
 
     with passing():
-        prepare = lm_eval_process.prepare_task
         with (
-            patch.object(lm_eval_process, "prepare_task", lambda *each: _away_after(proxy, prepare(*each))),
+            when(lm_eval_process, "prepare_task", proxy.away.set),
             patch.object(client, "measure_load", breaks),
             pytest.raises(HostError, match="lost its power"),
         ):
             run_qualification(request_)
         broken = the_run()
-        assert not [key for key in listed(proxy, store) if key.startswith("stages/accuracy/")]
+        proxy.away.clear()
+        assert list(open_store(store).keys("stages/accuracy/")) == []
         with patch.object(lm_eval_process, "prepare_task", breaks):
             (published,) = run_qualification(request_)
     taken_from = {each.stage: each.taken_from for each in published.run.stages()}
     assert (taken_from["smoke"], taken_from["accuracy"], taken_from["load"]) == (broken.id, broken.id, None)
     assert_published(published, store)
     # Another machine could take it over too: the store has now what it lacked.
-    (kept,) = (key for key in open_store(store).keys("stages/accuracy/"))
+    (kept,) = open_store(store).keys("stages/accuracy/")
     assert kept.endswith(f"{published.run.id}.json")
-
-
-def _away_after(proxy: Proxy, asking: Any) -> Any:
-    proxy.away.set()
-    return asking
-
-
-def listed(proxy: Proxy, store: str) -> list[str]:
-    proxy.away.clear()
-    return list(open_store(store).keys(""))
 
 
 @pytest.mark.usefixtures("proxy")
@@ -198,6 +176,7 @@ def test_no_stage_takes_less_than_no_time_where_the_clock_is_set_back(
     monkeypatch.setattr("vllm_qualify.evidence.stages.serve.datetime", SetBack)
     with passing():
         (published,) = run_qualification(request_)
-    serve = stage(published.run, "serve")
+    serve = published.run.stage("serve")
+    assert serve is not None
     assert 0 < serve.duration_s < 600
     assert abs(serve.started_at - datetime.now(UTC)) < timedelta(hours=1)

@@ -5,13 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.builders.processes import alive
+from tests.builders.processes import alive, until
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
@@ -20,6 +19,7 @@ from vllm_qualify.recipe.loading import catalog_folder
 REFUSED = {"max-num-sequences": 4, "compilation-config": {"modes": 3}}
 # As long as a cold import of vLLM, for a server that dies at once.
 SLOW = "sleep 4; "
+LIMIT_S = 90.0
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("prefect_server")]
 
 
@@ -55,11 +55,15 @@ def assert_refused(done: subprocess.CompletedProcess[str], home: Path) -> None:
     assert processes_of(home) == []
 
 
-def test_a_refused_recipe_ends_the_start(tmp_path: Path, home: Path, document: Document) -> None:
-    done = run(home, COMMAND, "run", recipe(document, tmp_path, "hangs", REFUSED), **engine(tmp_path, SLOW))
-    assert_refused(done, home)
+def test_a_refused_recipe_ends_the_start_and_then_starts_nothing(tmp_path: Path, home: Path, document: Document) -> None:
+    """The answer is kept: it is known before the next start."""
+    refused, environment = recipe(document, tmp_path, "hangs", REFUSED), engine(tmp_path, SLOW)
+    assert_refused(run(home, COMMAND, "run", refused, **environment), home)
     (log,) = home.glob("runs/*/evidence/serve/server.log")
     assert "loading weights for ever" in log.read_text(), "the server was starting meanwhile"
+    before = set(home.glob("runs/*"))
+    assert_refused(run(home, COMMAND, "run", refused, **environment), home)
+    assert set(home.glob("runs/*")) == before
 
 
 def test_a_server_that_fails_of_the_recipe_first_is_explained(tmp_path: Path, home: Path, document: Document) -> None:
@@ -75,14 +79,6 @@ def test_a_server_that_fails_otherwise_says_so_itself(tmp_path: Path, home: Path
     assert processes_of(home) == []
 
 
-def test_a_kept_answer_that_refuses_starts_nothing(tmp_path: Path, home: Path, document: Document) -> None:
-    refused, environment = recipe(document, tmp_path, "hangs", REFUSED), engine(tmp_path)
-    run(home, COMMAND, "run", refused, **environment)
-    before = set(home.glob("runs/*"))
-    assert_refused(run(home, COMMAND, "run", refused, **environment), home)
-    assert set(home.glob("runs/*")) == before
-
-
 def test_an_engine_that_cannot_be_asked_ends_the_start(tmp_path: Path, home: Path, document: Document) -> None:
     broken = engine(tmp_path, f"{SLOW} echo it is broken; exit 1; ")
     done = run(home, COMMAND, "run", recipe(document, tmp_path, "hangs", {}), **broken)
@@ -92,9 +88,7 @@ def test_an_engine_that_cannot_be_asked_ends_the_start(tmp_path: Path, home: Pat
     assert processes_of(home) == []
 
 
-def test_what_the_engine_could_not_tell_is_in_the_plan_before_anything_is_measured(
-    tmp_path: Path, home: Path, document: Document
-) -> None:
+def test_what_the_engine_could_not_tell_is_in_the_plan_at_once(tmp_path: Path, home: Path, document: Document) -> None:
     model = shutil.copytree(catalog_folder() / "reference" / "model", tmp_path / "model")
     (model / "generation_config.json").write_text('{"max_new_tokens": 5}')
     document["variants"]["bf16"]["model"] = str(model)
@@ -119,24 +113,16 @@ def test_a_stopped_command_leaves_neither_server_nor_question(
     hanging = engine(tmp_path, "exec sleep 600; ")
     command = [COMMAND, "run", recipe(document, tmp_path, "hangs", {})]
     with subprocess.Popen(command, env=os.environ | hanging | {"VLLM_QUALIFY_HOME": str(home)}) as process:
-        until(lambda: bool(asking_for(process.pid)) and bool(list(home.glob("runs/*/evidence/serve/server.state"))))
+        assert until(lambda: asking_for(process.pid) and any(home.glob("runs/*/evidence/serve/server.state")), LIMIT_S)
         (asked,) = asking_for(process.pid)
         assert processes_of(home)
         process.send_signal(number)
         process.wait(timeout=60)
         assert process.returncode == code
-    until(lambda: not alive(asked) and not processes_of(home))
+    assert until(lambda: not alive(asked) and not processes_of(home), LIMIT_S)
 
 
 def asking_for(command: int) -> list[int]:
     """The processes that ask the hanging engine. They write no file: their own rules allow none."""
     children = psutil.Process(command).children(recursive=True)
     return [child.pid for child in children if child.name() == "sleep"]
-
-
-def until(condition: object, limit_s: float = 90) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)  # the command is another process: what it has done can only be looked for again

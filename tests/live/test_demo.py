@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
+from tests.publish.conftest import use
 from tests.qualified import COMMAND, Qualified, processes_of, run
 from tests.recipes import reference, write
 from tests.s3 import Settings
@@ -40,23 +41,16 @@ def assert_published_whole(qualified: Qualified, store: Store) -> None:
     assert {f"load/bench-{repeat}.json" for repeat in (1, 2, 3)} <= set(paths)
 
 
-def test_the_reference_model_is_approved(approved: Qualified) -> None:
+def test_the_reference_model_is_approved_and_published_whole_with_the_tools_own_files(approved: Qualified) -> None:
     assert approved.done.returncode == 0, approved.done.stdout + approved.done.stderr
     assert "PASSED  reference/bf16/cpu/balanced" in approved.done.stdout
     assert {gate.verdict for gate in approved.report.judgement.gates} == {"pass"}
     accuracy = next(gate for gate in approved.report.judgement.gates if gate.gate.metric == "exact_match")
-    assert accuracy.value is not None
-    assert accuracy.value >= 0.95
+    assert (accuracy.value or 0) >= 0.95
     assert accuracy.sample_count == 500
     assert approved.report.judgement.not_judged
-
-
-def test_long_steps_show_their_progress(approved: Qualified) -> None:
     for expected in ("server starting: ", "serving at ", "accuracy: 500 of 500 questions", "load: 384 of 384 requests"):
         assert expected in approved.done.stderr
-
-
-def test_the_approved_run_is_published_whole_with_the_tools_own_files(approved: Qualified) -> None:
     assert_published_whole(approved, open_store(approved.store))
 
 
@@ -95,23 +89,18 @@ def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, t
 
 
 @pytest.mark.s3
-def test_the_regressed_model_is_not_approved_and_the_accuracy_gate_is_named(refused: Qualified) -> None:
+def test_the_regressed_model_is_not_approved_and_is_published_whole_to_a_real_s3_service(
+    refused: Qualified, radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accuracy gate is named."""
     assert refused.done.returncode == 1, refused.done.stdout + refused.done.stderr
     assert "NOT PASSED  reference/regressed/cpu/balanced" in refused.done.stdout
     assert "exact_match (gsm8k, strict-match)" in refused.done.stdout
     gates = {gate.gate.label: gate for gate in refused.report.judgement.gates}
     assert gates["smoke_golden"].verdict == "pass"
     absolute = gates["exact_match (gsm8k, strict-match)"]
-    assert absolute.value is not None
-    assert absolute.value <= 0.85
-
-
-@pytest.mark.s3
-def test_the_refused_run_is_published_whole_to_a_real_s3_service(
-    refused: Qualified, radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in radosgw_settings.items():
-        monkeypatch.setenv(name, value)
+    assert (absolute.value or 1) <= 0.85
+    use(radosgw_settings, monkeypatch)
     store = open_store(refused.store)
     assert_published_whole(refused, store)
     assert manifest_of(refused, store).outcome == "not passed"

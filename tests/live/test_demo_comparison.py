@@ -69,8 +69,7 @@ def test_a_baseline_is_started_three_times(approved: Qualified) -> None:
     assert {row.start for row in stage.measurements} == {2, 3}
     (measurement,) = (row for row in stage.measurements if row.label == "exact_match (gsm8k, strict-match) of start 2")
     assert measurement.sample_count == 500
-    assert measurement.value is not None
-    assert measurement.value > 0.9
+    assert (measurement.value or 0) > 0.9
     inside = approved.folder / "evidence/starts/2"
     lines = (inside / "accuracy/gsm8k/answers.jsonl").read_text().splitlines()
     assert {json.loads(line)["start"] for line in lines[1:]} == {2}
@@ -81,6 +80,7 @@ def test_a_baseline_is_started_three_times(approved: Qualified) -> None:
 
 
 def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualified, again: Qualified) -> None:
+    """It finds the baseline's answers as likely."""
     assert again.done.returncode == 0, again.done.stdout + again.done.stderr
     result = gate_of(again.report, PAIRED)
     assert result.verdict == "pass"
@@ -92,32 +92,24 @@ def test_a_second_run_of_the_same_release_passes_and_asks_less(approved: Qualifi
     assert again.report.plan.baseline is not None
     assert again.report.plan.baseline.run_id == approved.report.run_id
     assert "is compared with run" in again.done.stderr
-
-
-def test_the_same_release_finds_the_baselines_answers_as_likely(again: Qualified) -> None:
-    verdict = gate_of(again.report, LIKELIER)
-    assert verdict.verdict == "pass"
-    assert verdict.value == pytest.approx(0.0, abs=1e-5)
-    assert verdict.sample_count == 200
-
-
-@pytest.mark.s3
-def test_the_regressed_model_finds_them_less_likely(refused: Qualified) -> None:
-    verdict = gate_of(refused.report, LIKELIER)
-    assert verdict.verdict == "fail"
-    assert verdict.interval is not None
-    assert verdict.interval.lower > 0.001
+    likelier = gate_of(again.report, LIKELIER)
+    assert (likelier.verdict, likelier.sample_count) == ("pass", 200)
+    assert likelier.value == pytest.approx(0.0, abs=1e-5)
 
 
 @pytest.mark.s3
 def test_the_regressed_model_fails_against_the_baseline_before_all_is_asked(refused: Qualified) -> None:
+    """It finds the baseline's answers less likely, too."""
     assert refused.done.returncode == 1, refused.done.stdout + refused.done.stderr
     result = gate_of(refused.report, PAIRED)
     assert result.verdict == "fail"
-    assert result.value is not None
-    assert 0.2 < result.value < 0.6
+    assert 0.2 < (result.value or 0) < 0.6
     assert result.sample_count < 500
     assert f"{PAIRED}: fail" in " ".join(refused.done.stdout.split()) or PAIRED in refused.done.stdout.replace("\n", " ")
+    likelier = gate_of(refused.report, LIKELIER)
+    assert likelier.verdict == "fail"
+    assert likelier.interval is not None
+    assert likelier.interval.lower > 0.001
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import docker
 import pytest
 
+from tests.builders.processes import until
 from tests.docker_engine import Engine, push_image
 from tests.qualified import COMMAND, run
 from vllm_qualify.engine import image
@@ -25,6 +26,8 @@ from vllm_qualify.engine.provision import read_machine
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 
 pytestmark = pytest.mark.docker
+# Makes the plan of a container that runs a shell command.
+Shell = Callable[..., ContainerPlan]
 NOBODYS = "sha256:" + "0" * 64
 # A shell with this ends on SIGTERM. Docker waits ten seconds for one that ignores it.
 WAITING = "trap 'exit 0' TERM; sleep 600 & wait"
@@ -149,7 +152,7 @@ def vllm_image(docker_engine: Engine, cpu_image: str) -> EngineImage:  # noqa: A
 
 
 @pytest.fixture
-def shell(vllm_image: EngineImage) -> Callable[..., ContainerPlan]:
+def shell(vllm_image: EngineImage) -> Shell:
     """The plan of a container that runs a shell command."""
 
     def plan(command: str, **others: Any) -> ContainerPlan:
@@ -169,27 +172,20 @@ def ended(watched: RunningContainer, within_s: float = 30) -> End:
     return end
 
 
-def test_a_container_leaves_its_log_and_its_exit_code_and_nothing_else(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
-) -> None:
+def test_a_container_leaves_its_log_its_exit_code_and_nothing_else(docker_engine: Engine, shell: Shell, tmp_path: Path) -> None:
     with running_container(shell("echo out; echo err >&2; exit 7"), tmp_path / "it.log", "serve") as watched:
         assert ended(watched) == End(exit_code=7)
     assert sorted((tmp_path / "it.log").read_text().split()) == ["err", "out"]
     assert docker_engine.containers() == []
 
 
-def test_the_log_is_there_while_the_container_runs(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+def test_the_log_is_there_while_the_container_runs(shell: Shell, tmp_path: Path) -> None:
     with running_container(shell(f"echo ready; {WAITING}"), tmp_path / "it.log", "serve") as watched:
-        deadline = time.monotonic() + 30
-        while watched.log.read_text() != "ready\n":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert until(lambda: watched.log.read_text() == "ready\n", 30)
         assert watched.end() is None
 
 
-def test_a_container_is_removed_when_the_block_fails(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
-) -> None:
+def test_a_container_is_removed_when_the_block_fails(docker_engine: Engine, shell: Shell, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), running_container(shell(WAITING), tmp_path / "it.log", "serve"):
         assert docker_engine.containers() == ["vllm-qualify-test"]
         raise KeyboardInterrupt
@@ -224,7 +220,7 @@ def signalled(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
 @pytest.mark.usefixtures("stoppable")
 @pytest.mark.parametrize("call", ["create_container", "stop", "remove_container"])
 def test_a_signal_at_the_worst_moment_leaves_no_container(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    docker_engine: Engine, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     signalled(monkeypatch, call)
     with pytest.raises(Stopped), running_container(shell(WAITING), tmp_path / "it.log", "serve"):
@@ -235,7 +231,7 @@ def test_a_signal_at_the_worst_moment_leaves_no_container(
 @pytest.mark.usefixtures("stoppable")
 @pytest.mark.parametrize("call", ["create_container", "start", "remove_container"])
 def test_a_signal_leaves_no_container_of_a_short_command(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], monkeypatch: pytest.MonkeyPatch, call: str
+    docker_engine: Engine, shell: Shell, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     signalled(monkeypatch, call)
     with pytest.raises(Stopped):
@@ -243,9 +239,7 @@ def test_a_signal_leaves_no_container_of_a_short_command(
     assert docker_engine.containers() == []
 
 
-def test_a_container_that_needs_more_than_its_memory_is_reported_as_oom_killed(
-    shell: Callable[..., ContainerPlan], tmp_path: Path
-) -> None:
+def test_a_container_that_needs_more_than_its_memory_is_reported_as_oom_killed(shell: Shell, tmp_path: Path) -> None:
     # containerd watches for it only from a moment after the start on (its issue 8180)
     greedy = shell("sleep 3; python3 -c 'bytearray(10**9)'; exit 137", memory_limit_mib=64)
     with running_container(greedy, tmp_path / "it.log", "serve") as watched:
@@ -253,7 +247,7 @@ def test_a_container_that_needs_more_than_its_memory_is_reported_as_oom_killed(
 
 
 def test_a_secret_reaches_the_container_and_no_command_line_and_no_log(
-    shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
     plan = shell('echo "$HF_TOKEN"', passed=["HF_TOKEN"])
@@ -263,9 +257,7 @@ def test_a_secret_reaches_the_container_and_no_command_line_and_no_log(
     assert "hf_secret_of_mine" not in " ".join(command_line(plan)) + plan.model_dump_json()
 
 
-def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_are_fetched(
-    shell: Callable[..., ContainerPlan], tmp_path: Path
-) -> None:
+def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_are_fetched(shell: Shell, tmp_path: Path) -> None:
     work = "mkdir /results && echo found > /results/r.json && ln -s /etc/passwd /results/l; echo done; exit 3"
     with running_container(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         with running_command(watched.container_id, ["sh", "-c", work], tmp_path / "work.log", "load") as executed:
@@ -278,14 +270,14 @@ def test_a_command_in_a_container_has_its_own_log_and_exit_code_and_its_files_ar
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, shell: Callable[..., ContainerPlan]) -> None:
+def test_a_short_command_that_does_not_end_is_given_up(docker_engine: Engine, shell: Shell) -> None:
     with pytest.raises(HostError, match="did not end within 1 s") as raised:
         run_once(shell("sleep 600"), "check", time_limit_s=1)
     assert raised.value.kind == "command-failed"
     assert docker_engine.containers() == []
 
 
-def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+def test_a_command_ends_with_its_container(shell: Shell, tmp_path: Path) -> None:
     with (
         running_container(shell("sleep 1"), tmp_path / "it.log", "serve") as watched,
         running_command(watched.container_id, ["sleep", "600"], tmp_path / "work.log", "load") as executed,
@@ -303,7 +295,7 @@ def test_a_command_ends_with_its_container(shell: Callable[..., ContainerPlan], 
     ],
 )
 def test_a_container_that_cannot_start_ends_in_its_own_class(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, others: dict[str, Any], kind: str
+    docker_engine: Engine, shell: Shell, tmp_path: Path, others: dict[str, Any], kind: str
 ) -> None:
     plan = shell("true").model_copy(update=others)
     with pytest.raises(QualifyError) as raised, running_container(plan, tmp_path / "it.log", "serve"):
@@ -312,7 +304,7 @@ def test_a_container_that_cannot_start_ends_in_its_own_class(
     assert docker_engine.containers() == []
 
 
-def test_a_port_that_another_container_has_is_reported(shell: Callable[..., ContainerPlan], tmp_path: Path) -> None:
+def test_a_port_that_another_container_has_is_reported(shell: Shell, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -327,7 +319,7 @@ def test_a_port_that_another_container_has_is_reported(shell: Callable[..., Cont
 
 
 def test_the_command_line_makes_the_very_container_that_is_launched(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docker_engine: Engine, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--dry-run` shows this command; what the engine made of it and of the SDK's call is compared field by field."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_mine")
@@ -343,15 +335,20 @@ def test_the_command_line_makes_the_very_container_that_is_launched(
     client = docker_engine.client()
     with running_container(plan, tmp_path / "it.log", "serve") as watched:
         launched = client.api.inspect_container(watched.container_id)
-    detached = command_line(plan)[3:]
-    made = subprocess.run(["docker", "create", *detached], check=True, capture_output=True, text=True).stdout.strip()
-    try:
-        by_command = client.api.inspect_container(made)
-    finally:
-        client.api.remove_container(made)
-    assert comparable(by_command) == comparable(launched)
+    assert comparable(made_by_command(client, plan)) == comparable(launched)
     assert launched["HostConfig"]["Privileged"] is False
     assert launched["HostConfig"]["PortBindings"] == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": "18765"}]}
+
+
+def made_by_command(client: docker.DockerClient, plan: ContainerPlan) -> dict[str, Any]:
+    """What the engine makes of the plan's command line."""
+    command = ["docker", "create", *command_line(plan)[3:]]
+    made = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        about: dict[str, Any] = client.api.inspect_container(made)
+    finally:
+        client.api.remove_container(made)
+    return about
 
 
 def comparable(about: dict[str, Any]) -> dict[str, Any]:
@@ -364,15 +361,11 @@ def comparable(about: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in of_a_terminal and value not in (None, [], {}, "", 0)}
 
 
-def test_gpus_are_asked_for_by_the_same_request(docker_engine: Engine, shell: Callable[..., ContainerPlan]) -> None:
+def test_gpus_are_asked_for_by_the_same_request(docker_engine: Engine, shell: Shell) -> None:
     """No GPU is needed to make a container that asks for one, only to start it."""
     client = docker_engine.client()
     plan = shell("true", gpus=[0, 3])
-    made = subprocess.run(
-        ["docker", "create", *command_line(plan)[3:]], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    by_command = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
-    client.api.remove_container(made)
+    by_command = made_by_command(client, plan)["HostConfig"]["DeviceRequests"]
     made = create_container(client, plan)
     by_call = client.api.inspect_container(made)["HostConfig"]["DeviceRequests"]
     client.api.remove_container(made)
@@ -398,7 +391,7 @@ with running_container(ContainerPlan.model_validate_json(sys.argv[1]), Path(sys.
 
 
 def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path, home: Path
+    docker_engine: Engine, shell: Shell, tmp_path: Path, home: Path
 ) -> None:
     plan = shell(WAITING)
     command = [sys.executable, "-c", HOLDS, plan.model_dump_json(), str(tmp_path / "it.log")]
@@ -419,9 +412,7 @@ def test_what_a_killed_run_left_is_found_and_removed_and_a_living_ones_is_not(
     assert docker_engine.containers() == []
 
 
-def test_an_engine_that_stops_is_reported_as_such_and_not_as_the_containers_end(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
-) -> None:
+def test_an_engine_that_stops_is_not_the_containers_end(docker_engine: Engine, shell: Shell, tmp_path: Path) -> None:
     with running_container(shell(WAITING), tmp_path / "it.log", "serve") as watched:
         docker_engine.stop()
         try:
@@ -434,7 +425,7 @@ def test_an_engine_that_stops_is_reported_as_such_and_not_as_the_containers_end(
 
 
 def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_removed_later(
-    docker_engine: Engine, shell: Callable[..., ContainerPlan], tmp_path: Path
+    docker_engine: Engine, shell: Shell, tmp_path: Path
 ) -> None:
     try:
         plan = shell(WAITING)

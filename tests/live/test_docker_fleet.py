@@ -4,11 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,11 @@ from tests.approver.running import Approver, approver_running
 from tests.docker_engine import Engine, push_rebuilt
 from tests.fleet import PrefectServer, Worker
 from tests.fleet.runs import Runs
+from tests.publish.conftest import use
 from tests.publish.policies import let_publish
 from tests.qualified import share_answers
 from tests.recipes import small, write
+from tests.releases.service import Answer, Asked, serving
 from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import read_run
@@ -60,23 +60,14 @@ class Inbox:
 def inbox() -> Iterator[Inbox]:
     box = Inbox()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            given = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            box.messages.append((given["subject"], given["body"]))
-            self.send_response(204)
-            self.end_headers()
+    def receive(asked: Asked) -> Answer:
+        given = json.loads(asked.body)
+        box.messages.append((given["subject"], given["body"]))
+        return Answer(204)
 
-        def log_message(self, *_: object) -> None:
-            """Nothing: the test tells."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        box.url = f"http://127.0.0.1:{server.server_port}/"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(receive) as service:
+        box.url = f"http://{service.address}/"
         yield box
-        server.shutdown()
-        thread.join()
 
 
 @dataclass(frozen=True)
@@ -141,8 +132,7 @@ def fleet(
 def test_a_pushed_tag_becomes_an_approval_though_its_run_is_killed_on_the_way(
     fleet: Fleet, docker_engine: Engine, inbox: Inbox, radosgw_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in radosgw_settings.items():
-        monkeypatch.setenv(name, value)
+    use(radosgw_settings, monkeypatch)
     store, runs = open_store(STORE), fleet.runs
     # What was there before anybody watched is nothing new.
     fleet.watch(docker_engine.registry)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,6 @@ def with_fewer_questions(folder: Path) -> Path:
     return folder / "reference.yaml"
 
 
-def test_the_image_was_pulled(in_a_container: Qualified, docker_engine: Engine, new_image: str) -> None:
-    assert in_a_container.report.plan.pulled_s is not None
-    assert is_in_engine(docker_engine, image.resolve(new_image).pinned)
-
-
 def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualified) -> None:
     done = in_a_container.done
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,12 +107,13 @@ def test_the_reference_model_is_approved_in_a_container(in_a_container: Qualifie
         assert expected in done.stderr
 
 
-def test_the_report_carries_the_digest_and_the_labels_of_the_image(
+def test_the_image_was_pulled_and_the_report_carries_its_digest_and_labels(
     in_a_container: Qualified, docker_engine: Engine, new_image: str
 ) -> None:
+    assert in_a_container.report.plan.pulled_s is not None
+    assert is_in_engine(docker_engine, image.resolve(new_image).pinned)
     engine = in_a_container.report.plan.cell.release.engine
-    assert engine.launcher == "docker"
-    assert engine.digest == image.resolve(new_image).digest
+    assert (engine.launcher, engine.digest) == ("docker", image.resolve(new_image).digest)
     assert engine.image is not None
     assert (engine.image.reference, engine.image.platform) == (new_image, "linux/amd64")
     assert engine.image.labels == docker_engine.client().images.get("vllm/vllm-openai:deploy").labels
@@ -193,11 +189,6 @@ def non_default(log: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in ("config", "model_tag")}
 
 
-def test_no_container_is_left(in_a_container: Qualified, docker_engine: Engine) -> None:
-    assert in_a_container.done.returncode == 0
-    assert docker_engine.containers() == []
-
-
 def test_the_load_client_of_another_image_measures_the_same_server(
     docker_engine: Engine, cpu_image: str, tmp_path: Path, home: Path
 ) -> None:
@@ -257,12 +248,10 @@ def stand_in_image(_docker_engine: Engine, cpu_image: str) -> str:
 
 
 @pytest.fixture
-def stood_in(docker_engine: Engine, stand_in_image: str, tmp_path: Path, home: Path) -> Iterator[Attempt]:
+def stood_in(attempt: Attempt, stand_in_image: str) -> Attempt:
     """As `attempt`, of what does not depend on the server in the container."""
-    document = small(tmp_path)
-    document["variants"]["bf16"]["smoke_golden"] = stand_in.GOLDEN
-    yield Attempt(tmp_path, home, stand_in_image, document)
-    assert_nothing_is_left(docker_engine, home)
+    attempt.document["variants"]["bf16"]["smoke_golden"] = stand_in.GOLDEN
+    return replace(attempt, image=stand_in_image)
 
 
 def assert_nothing_is_left(docker_engine: Engine, home: Path) -> None:

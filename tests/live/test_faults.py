@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.processes import until
 from tests.fakes.vllm import make_engine
 from tests.live import driver
 from tests.qualified import COMMAND, of, processes_of, run
@@ -81,10 +82,7 @@ def test_a_command_that_is_stopped_leaves_no_process(
         process.send_signal(number)
         process.wait(timeout=60)
         assert process.returncode == code
-    deadline = time.monotonic() + 30
-    while processes_of(home) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert processes_of(home) == []
+    assert until(lambda: not processes_of(home), 30)
     assert approvals(home) == []
 
 

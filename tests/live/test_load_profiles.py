@@ -386,9 +386,7 @@ def not_measured(not_measured_runs: dict[str, Path]) -> dict[str, Report]:
     ("profile", "what", "remedy"),
     [("crowded", r"\d+ preemptions", "gpu-memory-utilization"), ("remembering", "prefix", "no-enable-prefix-caching")],
 )
-def test_a_load_that_does_not_count_is_invalid_with_a_remedy(
-    not_measured: dict[str, Report], profile: str, what: str, remedy: str
-) -> None:
+def test_a_load_that_does_not_count_has_a_remedy(not_measured: dict[str, Report], profile: str, what: str, remedy: str) -> None:
     report = not_measured[profile]
     assert report.outcome == "not passed"
     assert report.judgement.verdict == "invalid"

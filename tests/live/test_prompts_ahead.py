@@ -2,19 +2,17 @@
 
 import json
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.builders.benches import MODEL, nothing, silent
+from tests.builders.benches import client_of, nothing, server_of, silent
+from tests.releases.service import Answer, Asked, Service, serving
 from vllm_qualify.engine.bench import Bench, give_file, prepare_commands, results_folder, run_command, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load.client import command_of, driven_by, run_repeat
 from vllm_qualify.recipe.load import Load
 
@@ -35,52 +33,29 @@ LOAD = Load(
 LIMIT_S = 300.0
 
 
-class Asked(ThreadingHTTPServer):
-    """A server that answers every completion with a word, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.bodies: list[bytes] = []
-
-    def taken(self) -> list[bytes]:
-        bodies, self.bodies = self.bodies, []
-        return bodies
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Asked
-
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if not self.path.endswith("/completions"):
-            self.send_error(404)
-            return
-        self.server.bodies.append(body)
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        self.wfile.write(f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n".encode())
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+def answer(asked: Asked) -> Answer:
+    """A word for each completion."""
+    if asked.method != "POST" or not asked.path.endswith("/completions"):
+        return Answer(404)
+    events = f"data: {json.dumps(CHUNK)}\n\ndata: [DONE]\n\n"
+    return Answer(body=events.encode(), headers={"Content-Type": "text/event-stream"})
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Asked]:
-    with Asked() as asked:
-        thread = threading.Thread(target=asked.serve_forever, daemon=True)
-        thread.start()
-        yield asked
-        asked.shutdown()
+def server() -> Iterator[Service]:
+    with serving(answer) as service:
+        yield service
+
+
+def take_bodies(server: Service) -> list[bytes]:
+    """What it was asked to complete since this was called last."""
+    asked, server.asked = server.asked, []
+    return [each.body for each in asked if each.path.endswith("/completions")]
 
 
 @pytest.fixture(scope="module")
-def client(engine: EngineEnvironment, server: Asked) -> Client:
-    url = f"http://127.0.0.1:{server.server_port}"
-    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+def client(engine: EngineEnvironment, server: Service) -> Client:
+    return client_of(engine, f"http://{server.address}")
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +72,7 @@ def file_of_prompts(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("dataset", ["random", "file", "rate"])
-def test_what_is_asked_is_what_plain_bench_asks(
-    dataset: str, client: Client, bench: Bench, server: Asked, tmp_path: Path
-) -> None:
+def test_it_asks_what_plain_bench_asks(dataset: str, client: Client, bench: Bench, server: Service, tmp_path: Path) -> None:
     prompts, rate = file_of_prompts(tmp_path) if dataset == "file" else None, 50.0 if dataset == "rate" else None
     settings = LOAD.model_copy(update={"request_rate": rate} | ({"length_spread": 0.0} if dataset == "file" else {}))
     (tmp_path / "load").mkdir()
@@ -110,7 +83,7 @@ def test_what_is_asked_is_what_plain_bench_asks(
     plain = []
     for command in commands_of(str(tmp_path / "load"), prompts)[: 2 if dataset == "random" else 1]:
         subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
-        plain.append(server.taken())
+        plain.append(take_bodies(server))
     commands = commands_of(results_folder(bench), give_file(bench, Path(prompts)) if prompts else None)
     made_before = bench.process.log.read_text().count("prompts made ahead")
     prepare_commands(bench, commands)
@@ -118,29 +91,26 @@ def test_what_is_asked_is_what_plain_bench_asks(
     while bench.process.log.read_text().count("prompts made ahead") < made_before + len(commands):
         assert time.monotonic() < deadline, bench.process.log.read_text()
         time.sleep(0.1)  # another process writes the log: it can only be read again
-    assert server.taken() == [], "the server is not asked ahead of time"
+    assert take_bodies(server) == [], "the server is not asked ahead of time"
     for number, expected in enumerate(plain, start=1):
         log = tmp_path / "load" / f"bench-{number}.log"
         run_command(bench, commands[number - 1], f"bench-{number}.json", log, LIMIT_S, nothing, silent)
         assert "with prompts made ahead" in log.read_text()
-        assert sorted(server.taken()) == sorted(expected) if rate else server.taken() == expected
+        assert sorted(take_bodies(server)) == sorted(expected) if rate else take_bodies(server) == expected
         assert len(expected) == settings.num_prompts
 
 
 @pytest.mark.parametrize("dataset", ["random", "shared", "file"])
-def test_a_warm_up_asks_nothing_that_is_measured(
-    dataset: str, client: Client, bench: Bench, server: Asked, tmp_path: Path
-) -> None:
+def test_a_warm_up_asks_nothing_measured(dataset: str, client: Client, bench: Bench, server: Service, tmp_path: Path) -> None:
     """By bench itself: each repeat asks its warm-ups first, and no prompt comes twice over all repeats but a file's."""
     prefix, spread = 32 if dataset == "shared" else 0, 0.0 if dataset == "file" else 0.5
     settings = LOAD.model_copy(update={"num_warmups": 3, "shared_prefix_len": prefix, "length_spread": spread})
     prompts = Path(file_of_prompts(tmp_path)) if dataset == "file" else None
-    process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
-    asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    asks = server_of(client, tmp_path)
     asked: list[list[str]] = []
     for repeat in (1, 2):
         run_repeat(driven_by(asks, bench, settings, prompts), settings, tmp_path, repeat, silent)
-        asked.append([json.loads(body)["prompt"] for body in server.taken()])
+        asked.append([json.loads(body)["prompt"] for body in take_bodies(server)])
     warm_ups = {prompt for each in asked for prompt in each[: settings.num_warmups]}
     measured = [prompt for each in asked for prompt in each[settings.num_warmups :]]
     assert len(measured) == 2 * settings.num_prompts
@@ -151,16 +121,15 @@ def test_a_warm_up_asks_nothing_that_is_measured(
         assert len({prompt[:8] for prompt in measured}) == 2, "a beginning of its own in each repeat"
 
 
-def test_random_prompts_that_bench_draws_again_are_counted(client: Client, server: Asked, tmp_path: Path) -> None:
+def test_random_prompts_that_bench_draws_again_are_counted(client: Client, server: Service, tmp_path: Path) -> None:
     """Its prompts are runs of consecutive tokens, and this vocabulary has 718: of 150 some are the same."""
     settings = LOAD.model_copy(update={"num_prompts": 150, "length_spread": 0.0, "output_len": 1, "num_warmups": 0})
-    process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
-    asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+    asks = server_of(client, tmp_path)
     told, asked = list[float](), list[str]()
     with running_bench(client, tmp_path / "bench.log") as bench:
         for repeat in (1, 2):
             run_repeat(driven_by(asks, bench, settings, None), settings, tmp_path, repeat, silent)
-            asked += [json.loads(body)["prompt"] for body in server.taken()]
+            asked += [json.loads(body)["prompt"] for body in take_bodies(server)]
             told.append(json.loads((tmp_path / f"client-{repeat}.json").read_text())["drawn_before"])
     begins = [prompt[:40] for prompt in asked]
     again = [begin in begins[:at] for at, begin in enumerate(begins)]

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.benches import MODEL, client_of
 from tests.builders.worlds import world_of
 from tests.fakes.vllm import make_engine
 from tests.report.builder import passed_report
 from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.provision import read_machine
-from vllm_qualify.engine.server import Client, ServerPlan
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.server_start import serve
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.serving import Served, watching_server
@@ -21,11 +22,9 @@ from vllm_qualify.judge.verdict import is_decided, surely_misses
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.load import Load
-from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.searches import Soak
 
 pytestmark = pytest.mark.engine
-MODEL = str(catalog_folder() / "reference" / "model")
 # A soak of five requests in a second: as many as its server can answer would keep a core busy, and show no more.
 LOAD = Load(input_len=16, output_len=4, max_concurrency=4, num_prompts=20, num_warmups=0, time_limit_s=120.0, request_rate=20.0)
 SOAK = Soak(soak_min=1.2, soak_share=0.25)
@@ -57,8 +56,7 @@ def planned(folder: Path, behaviour: str) -> CellPlan:
 @pytest.fixture(scope="module")
 def bench(engine: EngineEnvironment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The real engine's bench, for both servers."""
-    client = Client(program=str(engine.vllm), python=str(engine.python), url="", model=MODEL, paths=[Path(MODEL)])
-    with running_bench(client, tmp_path_factory.mktemp("bench") / "bench.log") as each:
+    with running_bench(client_of(engine), tmp_path_factory.mktemp("bench") / "bench.log") as each:
         yield each
 
 

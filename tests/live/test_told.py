@@ -3,17 +3,16 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from tests.builders.benches import MODEL, silent
+from tests.builders.benches import client_of, server_of, silent
 from tests.builders.loads import load_server
+from tests.releases.service import Answer, Asked, serving
 from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load.client import driven_by, run_repeat
 from vllm_qualify.evidence.load.figures import parse_load
 from vllm_qualify.evidence.sequential import Levels
@@ -44,57 +43,37 @@ vllm:request_success_total {requests}.0
 """
 
 
-class Lies(ThreadingHTTPServer):
+class Lies:
     """Its usage and its counters agree: 32 tokens for each request, of which it sends as many as `sends` says."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.sends, self.requests, self.counting = SAID, 0, threading.Lock()
+        self.sends, self.requests, self._counting = SAID, 0, threading.Lock()
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Lies
-
-    def do_GET(self) -> None:
-        count = self.server.requests
-        self.answer("text/plain", PAGE.format(prompts=16 * count, generated=SAID * count, requests=count))
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        if self.path != "/v1/completions":
-            self.send_error(404)
-            return
-        with self.server.counting:
-            self.server.requests += 1
+    def answer(self, asked: Asked) -> Answer:
+        if asked.method == "GET":
+            count = self.requests
+            page = PAGE.format(prompts=16 * count, generated=SAID * count, requests=count)
+            return Answer(body=page.encode(), headers={"Content-Type": "text/plain"})
+        if asked.path != "/v1/completions":
+            return Answer(404)
+        with self._counting:
+            self.requests += 1
         usage = {"prompt_tokens": 16, "completion_tokens": SAID, "total_tokens": 16 + SAID}
-        chunks = [{"choices": [{"index": 0, "text": " cups", "finish_reason": None}]}] * self.server.sends
+        chunks = [{"choices": [{"index": 0, "text": " cups", "finish_reason": None}]}] * self.sends
         events = [json.dumps(each) for each in [*chunks, {"choices": [], "usage": usage}]]
-        self.answer("text/event-stream", "".join(f"data: {each}\n\n" for each in [*events, "[DONE]"]))
-
-    def answer(self, kind: str, body: str) -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
+        body = "".join(f"data: {each}\n\n" for each in [*events, "[DONE]"])
+        return Answer(body=body.encode(), headers={"Content-Type": "text/event-stream"})
 
 
 @pytest.fixture
-def server() -> Iterator[Lies]:
-    with Lies() as lies:
-        threading.Thread(target=lies.serve_forever, daemon=True).start()
-        yield lies
-        lies.shutdown()
+def server() -> Lies:
+    return Lies()
 
 
 @pytest.fixture
-def client(engine: EngineEnvironment, server: Lies) -> Client:
-    url = f"http://127.0.0.1:{server.server_port}"
-    return Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+def client(engine: EngineEnvironment, server: Lies) -> Iterator[Client]:
+    with serving(server.answer) as service:
+        yield client_of(engine, f"http://{service.address}")
 
 
 @pytest.fixture
@@ -103,11 +82,8 @@ def bench(client: Client, tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def test_a_server_that_sends_12_of_32_tokens_measured_nothing(
-    client: Client, bench: Bench, server: Lies, tmp_path: Path
-) -> None:
-    process = RunningProcess(guard_pid=1, state_file=tmp_path / "state", log=tmp_path / "server.log")
-    asks = Server(url=client.url, served_model_name="reference", process=process, command=[], startup_s=1.0, client=client)
+def test_sending_12_of_32_tokens_measures_nothing(client: Client, bench: Bench, server: Lies, tmp_path: Path) -> None:
+    asks = server_of(client, tmp_path)
     reasons = []
     for sends in (SAID, 12):
         server.sends, folder = sends, tmp_path / str(sends)

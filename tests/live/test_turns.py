@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.builders.benches import MODEL, nothing, silent
+from tests.builders.benches import client_of, nothing, silent
 from tests.builders.loads import load_server
 from vllm_qualify.engine.bench import prepare_commands, results_folder, run_command, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.server import Client
 from vllm_qualify.evidence.load.agreement import result_problems
 from vllm_qualify.evidence.load.client import command_of
 from vllm_qualify.recipe.load import Load
@@ -89,8 +88,7 @@ def server() -> Iterator[Chats]:
 
 def test_each_turn_has_all_that_was_said_before_it(engine: EngineEnvironment, server: Chats, tmp_path: Path) -> None:
     """The first repeat's prompts are made ahead; between the two, a load without turns is run."""
-    url = f"http://127.0.0.1:{server.server_port}"
-    client = Client(program=str(engine.vllm), python=str(engine.python), url=url, model=MODEL, paths=[Path(MODEL)])
+    client = client_of(engine, f"http://127.0.0.1:{server.server_port}")
     (tmp_path / "load").mkdir()
     single = LOAD.model_copy(update={"turns": 1, "num_prompts": 4})
     bodies: dict[int, list[dict[str, Any]]] = {}
@@ -99,9 +97,8 @@ def test_each_turn_has_all_that_was_said_before_it(engine: EngineEnvironment, se
         prepare_commands(bench, [command_of(client, "reference", LOAD, into, 1)])
         for repeat, settings in ((1, LOAD), (2, single), (3, LOAD)):
             command = command_of(client, "reference", settings, into, repeat)
-            run_command(
-                bench, command, f"bench-{repeat}.json", tmp_path / "load" / f"bench-{repeat}.log", LIMIT_S, nothing, silent
-            )
+            log = tmp_path / "load" / f"bench-{repeat}.log"
+            run_command(bench, command, f"bench-{repeat}.json", log, LIMIT_S, nothing, silent)
             bodies[repeat], server.bodies = server.bodies, []
     assert [len(body["messages"]) for body in bodies[2]] == [1] * 4
     for repeat in (1, 3):

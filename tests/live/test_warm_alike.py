@@ -6,22 +6,21 @@ from typing import Any
 
 import pytest
 
+from tests.builders.benches import MODEL, client_of
 from tests.builders.loads import load_server
 from tests.recipes import reference
 from vllm_qualify.engine.bench import Bench, running_bench
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.server import Client, Server, ServerPlan
+from vllm_qualify.engine.server import Server, ServerPlan
 from vllm_qualify.engine.server_start import serve
 from vllm_qualify.evidence.load.client import UNFOLLOWED, Driven, driven_by, measure_load
 from vllm_qualify.evidence.load.result import BESIDE
 from vllm_qualify.evidence.load.warm_up import warm_up_problems
 from vllm_qualify.recipe.load import Load
-from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.serving import ServerArguments
 from vllm_qualify.recipe.traces.trace import Request, Trace
 
 pytestmark = pytest.mark.engine
-MODEL = str(catalog_folder() / "reference" / "model")
 ARGUMENTS: ServerArguments = {"max-num-seqs": 8}
 USUAL: dict[str, Any] = {"output_len": 4, "num_warmups": 2, "repeats": 1, "most_repeats": 1, "min_duration_s": 0.001}
 OPEN: dict[str, Any] = {**USUAL, "max_concurrency": 1, "num_prompts": 20, "request_rate": 40.0}
@@ -47,8 +46,7 @@ def benches(
     engine: EngineEnvironment, servers: list[Server], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Bench]]:
     folder = tmp_path_factory.mktemp("benches")
-    about = {"program": str(engine.vllm), "python": str(engine.python), "model": MODEL, "paths": [Path(MODEL)]}
-    first, second = (Client.model_validate({**about, "url": server.url}) for server in servers)
+    first, second = (client_of(engine, server.url) for server in servers)
     with running_bench(first, folder / "first.log") as one, running_bench(second, folder / "second.log") as other:
         yield [one, other]
 
