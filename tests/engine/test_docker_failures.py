@@ -26,7 +26,6 @@ OTHER_PLATFORM = ("wrong-platform", ReleaseError)
 NO_PROGRAM = ("not-vllm-openai", ReleaseError)
 IMAGE_GONE = ("image-missing", HostError)
 MOUNT = ("mount-refused", HostError)
-REFUSED = ("docker-refused", HostError)
 
 STARTS = [
     # met here, with Docker Engine 20.10.24
@@ -70,7 +69,7 @@ STARTS = [
         "not a directory: unknown: Are you trying to mount a directory onto a file (or vice-versa)?",
         MOUNT,
     ),
-    ("a message that nobody has met", REFUSED),
+    ("a message that nobody has met", ("docker-refused", HostError)),
 ]
 
 
@@ -101,7 +100,6 @@ def test_the_port_the_driver_or_the_program_that_is_lacking_is_named(said: str, 
 # --- registries
 
 LOCAL = "127.0.0.1:5000/tiny:1"
-HUB = "vllm/vllm-openai:v0.32.0"
 NOBODYS = "sha256:" + "0" * 64
 
 MISSING = ("image-missing", CallerError, False)
@@ -112,7 +110,6 @@ DISK_FULL = ("disk-full", HostError, False)
 UNTRUSTED = ("registry-untrusted", HostError, False)
 PLATFORM = ("wrong-platform", ReleaseError, False)
 MISMATCH = ("digest-mismatch", ReleaseError, False)
-UNKNOWN = ("registry-unknown", HostError, False)
 
 ANSWERS = [
     # met here, with Docker Engine 20.10.24
@@ -170,7 +167,7 @@ ANSWERS = [
     ("unauthorized: manifest unknown", LOGIN),
     ("manifest unknown: no matching manifest for linux/arm64", PLATFORM),
     ("unexpected EOF: write /var/lib/docker/tmp/x: no space left on device", DISK_FULL),
-    ("a message that nobody has met", UNKNOWN),
+    ("a message that nobody has met", ("registry-unknown", HostError, False)),
 ]
 
 
@@ -194,7 +191,7 @@ def test_a_message_about_a_registry_has_its_class_and_is_kept(
         (f"127.0.0.1:5000/deep/tiny@{NOBODYS}", "`docker login 127.0.0.1:5000`"),
         ("ghcr.io/org/vllm:1", "`docker login ghcr.io`"),
         ("localhost/vllm:1", "`docker login localhost`"),
-        *((of_docker_hub, "`docker login`") for of_docker_hub in (HUB, "vllm:5000", f"org/vllm@{NOBODYS}")),
+        *((of_docker_hub, "`docker login`") for of_docker_hub in (IMAGE, "vllm:5000", f"org/vllm@{NOBODYS}")),
     ],
 )
 def test_the_remedy_of_a_login_names_the_registrys_host_unless_it_is_docker_hub(reference: str, command: str) -> None:

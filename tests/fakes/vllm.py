@@ -55,10 +55,6 @@ def models(*names: str) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": LONGEST_TOK} for name in names]}
 
 
-def refusal(status: int, message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
-
-
 def choice(text: str, tokens: int, reason: str = "length", index: int = 0, likely: bool = False) -> dict[str, Any]:
     """The whole text is its first token; all others are empty."""
     shown = [text, *[""] * (tokens - 1)]
@@ -332,7 +328,7 @@ class Handler(ReplyHandler):
         self.wfile.flush()
 
     def _refuse(self, status: int, message: str) -> None:
-        self._answer(status, refusal(status, message))
+        self._answer(status, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}})
 
 
 class FakeServer(ReplyServer):
