@@ -1,5 +1,6 @@
 """A limit of time around calls that have none of their own."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,13 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class _Limited(threading.local):
-    """When the call that this thread was made for must have ended, by the monotonic clock; None in other threads."""
-
-    until: float | None = None
-
-
-_limited = _Limited()
+_limited = threading.local()
+"""`until` is when the call that this thread was made for must have ended, by the monotonic clock; other threads have none."""
 
 
 def call_within(limit_s: float, call: Callable[[], T]) -> T:
@@ -26,7 +22,7 @@ def call_within(limit_s: float, call: Callable[[], T]) -> T:
     Within a call that must end sooner it needs no thread of its own. Raises TimeoutError if it took longer than `limit_s`.
     """
     until = time.monotonic() + limit_s
-    if _limited.until is not None and _limited.until <= until:
+    if getattr(_limited, "until", math.inf) <= until:
         return call()
     future: Future[T] = Future()
 

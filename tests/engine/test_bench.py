@@ -222,12 +222,6 @@ def test_a_bench_that_cannot_be_imported_is_shown_with_why(client: Client, folde
     assert "ModuleNotFoundError: No module named 'vllm." in "\n".join(error.log_tail)
 
 
-def test_a_python_that_is_not_there_is_reported(client: Client, tmp_path: Path) -> None:
-    nowhere = client.model_copy(update={"python": str(tmp_path / "no-python")})
-    with pytest.raises(HostError, match="could not be started"), running_bench(nowhere, tmp_path / "bench.log"):
-        pass
-
-
 def test_a_command_over_its_time_limit_is_reported_and_ended(client: Client, folder: Path, tmp_path: Path) -> None:
     command = ["vllm", "bench", "serve", "--hang", "--say", "connecting"]
     with (
@@ -247,24 +241,18 @@ def test_a_server_that_ended_is_reported_and_not_that_its_client_hangs(bench: Be
         run_command(bench, command, "bench-1.json", folder / "bench-1.log", LIMIT_S, server_ended, no_progress)
 
 
-def test_nothing_is_left_after_the_block(client: Client, folder: Path, tmp_path: Path) -> None:
-    with running_bench(client, tmp_path / "bench.log") as bench:
-        order(bench, folder, 1)
-        pid = leader(bench)
-        assert alive(pid)
-    assert not alive(pid)
-    assert not Path(bench.letter_box).exists()
-
-
-def test_keys_of_the_store_do_not_reach_it(
+def test_nothing_is_left_after_the_block_and_no_key_of_the_store_reaches_it(
     client: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "shhhhhhhh")
     with running_bench(client, tmp_path / "bench.log") as bench:
         order(bench, folder, 1)
-        environment = Path(f"/proc/{leader(bench)}/environ").read_text()
+        pid = leader(bench)
+        environment = Path(f"/proc/{pid}/environ").read_text()
     assert "AWS_" not in environment
     assert "VLLM_NO_USAGE_STATS=1" in environment
+    assert not alive(pid)
+    assert not Path(bench.letter_box).exists()
 
 
 def test_a_file_is_given_to_a_process_as_a_copy(bench: Bench, tmp_path: Path) -> None:
@@ -347,23 +335,17 @@ def test_who_settles_watches_the_server(bench: Bench) -> None:
         stop_preparing(bench, LIMIT_S, server_ended)
 
 
-def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path) -> None:
+# It has the function, and its command uses another one: replacing it would replace nothing, and a command that is to be broken
+# off would run to its end.
+ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_samples(args, None)")
+ELSEWHERE += "\n\nclass datasets:\n    get_samples = staticmethod(get_samples)\n"
+
+
+@pytest.mark.parametrize(("serve", "words"), [(SERVE, "first"), (ELSEWHERE, "asked: ")], ids=["no function", "another one"])
+def test_a_version_that_makes_them_elsewhere_runs_as_ever_and_says_so(bench: Bench, folder: Path, words: str) -> None:
     prepare_commands(bench, [planned(bench, 1, "--say", "first")])
     stop_preparing(bench, LIMIT_S, nothing)
-    assert "first" in order(bench, folder, 1, "--say", "first")
+    assert words in order(bench, folder, 1, "--say", "first")
     log_text = bench.process.log.read_text()
     assert "this version makes its prompts elsewhere, so that none are made ahead" in log_text
-    assert log_text.count("first") == 1, "it ran when it was ordered, and not before"
-
-
-ELSEWHERE = WITH_PROMPTS.replace("get_samples(args, None)", "datasets.get_samples(args, None)")
-
-
-@pytest.mark.parametrize("serve", [f"{ELSEWHERE}\n\nclass datasets:\n    get_samples = staticmethod(get_samples)\n"])
-def test_a_function_that_the_command_does_not_use_is_not_taken_for_the_right_one(bench: Bench, folder: Path) -> None:
-    """Replacing it would replace nothing, and a command that is to be broken off would run to its end."""
-    prepare_commands(bench, [planned(bench, 1, "--say", "first")])
-    assert len(asked(order(bench, folder, 1, "--say", "first"))) == 1
-    log_text = bench.process.log.read_text()
-    assert "this version makes its prompts elsewhere" in log_text
-    assert len(asked(log_text)) == 1
+    assert log_text.count(words) == 1, "it ran when it was ordered, and not before"

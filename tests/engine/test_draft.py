@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.builders.plans import CPU, loaded, only
+from tests.builders.plans import CPU, engine, loaded, only
 from tests.builders.server_plans import IMAGE
-from tests.fakes.vllm import make_engine
 from tests.recipes import reference
 from vllm_qualify.engine.environment import EngineEnvironment, content_digest
 from vllm_qualify.engine.provision import Engines
@@ -20,12 +19,9 @@ from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import load_recipe
 
+__all__ = ["engine"]
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
-
-
-@pytest.fixture
-def engines(tmp_path: Path) -> Engines:
-    return Engines(engine=EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python"))
 
 
 @pytest.fixture
@@ -36,10 +32,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "recipes"
 
 
-def planned(folder: Path, engines: Engines, speculative: dict[str, Any] | str) -> CellPlan:
+def planned(folder: Path, engine: EngineEnvironment, speculative: dict[str, Any] | str) -> CellPlan:
     document = reference()
     document["variants"]["draft"]["server"] = {"speculative-config": speculative}
-    return only(plan_cells(loaded(document, folder), Choice(variant="draft"), engines, CPU))
+    return only(plan_cells(loaded(document, folder), Choice(variant="draft"), Engines(engine=engine), CPU))
 
 
 def drafting(model: str) -> dict[str, Any]:
@@ -60,69 +56,67 @@ def binds(server: ServerPlan) -> dict[str, tuple[Path, bool]]:
 
 @pytest.mark.parametrize("written", ["./draft", "../recipes/draft", "~/draft", "{folder}/draft"])
 def test_a_draft_models_path_starts_from_the_recipes_folder(
-    folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, written: str
+    folder: Path, engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    server = planned(folder, engines, drafting(written.format(folder=folder))).server
+    server = planned(folder, engine, drafting(written.format(folder=folder))).server
     assert server.arguments["speculative-config"] == drafting(str(folder / "draft"))
     assert draft_of(server) == str(folder / "draft")
     assert server.draft == folder / "draft"
 
 
-def test_json_text_is_the_mapping_that_it_says(folder: Path, engines: Engines) -> None:
+def test_json_text_is_the_mapping_that_it_says(folder: Path, engine: EngineEnvironment) -> None:
     for speculative in (drafting("./draft"), NGRAM):
-        mapping, text = (planned(folder, engines, written).server for written in (speculative, json.dumps(speculative)))
+        mapping, text = (planned(folder, engine, written).server for written in (speculative, json.dumps(speculative)))
         assert text == mapping
     assert text.arguments["speculative-config"] == NGRAM
-    draft = planned(folder, engines, json.dumps(drafting("./draft"))).server
+    draft = planned(folder, engine, json.dumps(drafting("./draft"))).server
     assert (draft.draft, draft.draft_digest) == (folder / "draft", content_digest(folder / "draft"))
     assert binds(in_container(draft))[DRAFT_INSIDE] == (folder / "draft", True)
 
 
 @pytest.mark.parametrize("written", ["ngram", "{'method': 'ngram'}", "[]", "7", '"ngram"', "", '{"method": "ngram"'])
-def test_text_that_is_no_json_object_is_reported_with_its_place(folder: Path, engines: Engines, written: str) -> None:
+def test_text_that_is_no_json_object_is_reported_with_its_place(folder: Path, engine: EngineEnvironment, written: str) -> None:
     with pytest.raises(CallerError, match="is not a JSON object") as raised:
-        planned(folder, engines, written)
+        planned(folder, engine, written)
     assert raised.value.place == "server.speculative-config"
 
 
-def test_what_the_draft_model_is_becomes_part_of_the_plan(folder: Path, engines: Engines) -> None:
-    before = planned(folder, engines, drafting("./draft"))
+def test_what_the_draft_model_is_becomes_part_of_the_plan(folder: Path, engine: EngineEnvironment) -> None:
+    before = planned(folder, engine, drafting("./draft"))
     assert before.server.draft_digest == content_digest(folder / "draft")
     assert CellPlan.model_validate_json(before.model_dump_json()) == before
     (folder / "draft" / "config.json").write_text('{"other": true}')
-    after = planned(folder, engines, drafting("./draft"))
+    after = planned(folder, engine, drafting("./draft"))
     assert after.server.arguments == before.server.arguments
     assert after.server != before.server
 
 
-def test_the_same_server_without_speculative_decoding_has_no_draft_model(folder: Path, engines: Engines) -> None:
-    undrafted = planned(folder, engines, drafting("./draft")).undrafted
+def test_the_same_server_without_speculative_decoding_and_a_method_without_a_draft_have_no_draft_model(
+    folder: Path, engine: EngineEnvironment
+) -> None:
+    undrafted = planned(folder, engine, drafting("./draft")).undrafted
     assert undrafted is not None
     assert "speculative-config" not in undrafted.arguments
-    assert (undrafted.draft, undrafted.draft_digest) == (None, None)
-    assert list(binds(in_container(undrafted))) == ["/vllm-qualify/server.yaml", MODEL_INSIDE]
+    by_ngrams = planned(folder, engine, NGRAM).server
+    assert by_ngrams.config(8123)["speculative-config"] == NGRAM
+    for server in (undrafted, by_ngrams):
+        assert (server.draft, server.draft_digest) == (None, None)
+        assert list(binds(in_container(server))) == ["/vllm-qualify/server.yaml", MODEL_INSIDE]
 
 
-def test_a_method_without_a_draft_model_stays_as_it_is_written(folder: Path, engines: Engines) -> None:
-    server = in_container(planned(folder, engines, NGRAM).server)
-    assert server.config(8123)["speculative-config"] == NGRAM
-    assert (server.draft, server.draft_digest) == (None, None)
-    assert DRAFT_INSIDE not in binds(server)
-
-
-def test_a_draft_model_that_is_not_there_is_reported_with_its_place(folder: Path, engines: Engines) -> None:
+def test_a_draft_model_that_is_not_there_is_reported_with_its_place(folder: Path, engine: EngineEnvironment) -> None:
     with pytest.raises(HostError, match=f"no model at {folder / 'drift'}") as raised:
-        planned(folder, engines, drafting("./drift"))
+        planned(folder, engine, drafting("./drift"))
     assert "speculative-config" in raised.value.remedy
 
 
 @pytest.mark.parametrize("revision", [None, "0123abc"])
 def test_a_container_has_the_draft_model_at_a_place_of_its_own_and_cannot_write_to_it(
-    folder: Path, engines: Engines, revision: str | None
+    folder: Path, engine: EngineEnvironment, revision: str | None
 ) -> None:
     """Whether the model itself is local or the hub's."""
-    server = in_container(planned(folder, engines, drafting("./draft")).server, revision=revision)
+    server = in_container(planned(folder, engine, drafting("./draft")).server, revision=revision)
     assert draft_of(server) == DRAFT_INSIDE
     assert binds(server)[DRAFT_INSIDE] == (folder / "draft", True)
 

@@ -61,14 +61,11 @@ def test_words_that_no_captured_log_has_tell_what_failed(line: str, kind: Failur
     assert [name for name in named if name not in failure.problem] == [], failure.problem
 
 
-def test_every_captured_log_is_a_case_and_names_its_source() -> None:
+def test_every_captured_log_is_a_case_and_names_its_source_and_every_kind_has_one() -> None:
     logs = {path.stem for path in CAPTURED.glob("*.log")}
     listed = set(re.findall(r"^\| `([^`]+)` \|", (CAPTURED / "README.md").read_text(), re.M))
     assert logs == set(BY_LOG) == listed
     assert [case.log for case in CASES if not case.log.startswith(case.kind)] == []
-
-
-def test_every_kind_has_a_captured_log_and_a_meaning() -> None:
     assert {case.kind for case in CASES} == set(get_args(FailureClass)) == set(MEANINGS)
 
 
@@ -167,18 +164,30 @@ def test_a_log_without_a_cause_leaves_it_to_the_end(log: str | None, end: End, k
     assert bool(failure.lines) == bool(log)
 
 
-def test_an_unknown_failure_shows_its_exception_and_not_the_noise_of_the_end() -> None:
-    log = (
-        "Traceback (most recent call last):\n"
-        "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] KeyError: 'model.layers.0.weight'\n"
-        f"{TAIL}"
-        "asyncio.exceptions.CancelledError\n"
-        "[rank0]:[W1224 08:50:36 ProcessGroupNCCL.cpp:1524] Warning: destroy_process_group() was not called\n"
-    )
-    failure = classify_log(log, FAILED)
-    assert failure.kind == "unknown"
-    assert failure.lines == ["(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] KeyError: 'model.layers.0.weight'"]
-    assert failure.problem == "the server ended with exit code 1: KeyError: 'model.layers.0.weight'"
+KEY = "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] KeyError: 'model'"
+BY_KEY = "exit code 1: KeyError: 'model'"
+UNDESTROYED = "[rank0]:[W1224 08:50:36 ProcessGroupNCCL.cpp:1524] Warning: destroy_process_group() was not called"
+STILL_READ = "".join(BY_LOG["broken-installation-spawned-main"].text.partition("Fatal Python error")[1:])
+DISK = "OSError: the disk is gone"
+REDACTED = "vllm: error: unrecognized arguments: --token [redacted]"
+TOLD: dict[str, tuple[str, End, str, list[str]]] = {
+    "noise of the end": (f"{KEY}\n{TAIL}asyncio.exceptions.CancelledError\n{UNDESTROYED}\n", FAILED, BY_KEY, [KEY]),
+    "threads that still read": (f"{KEY}\n{STILL_READ}", FAILED, BY_KEY, [KEY]),
+    "an exception and not a kill": (f"{KEY}\n{BY_LOG['killed-engine-starting'].text}", FAILED, BY_KEY, [KEY]),
+    "the last first": (f"{DISK}\n\nDuring handling of it:\n\n{KEY}\n", FAILED, BY_KEY, [KEY, DISK]),
+    "a last line without a message": ("RuntimeError:\n\n", FAILED, "exit code 1: RuntimeError:", ["RuntimeError:"]),
+    "nothing but a consequence": ("KeyboardInterrupt\nthe end\n", FAILED, "KeyboardInterrupt", ["KeyboardInterrupt"]),
+    "nothing but vLLM's consequences": (TAIL, FAILED, "Engine core initialization failed", [TAIL.splitlines()[-1]]),
+    "a hung server's exception": (f"{DISK}\nwaiting\n", GIVEN_UP, "last line: waiting", [DISK, "waiting", DISK]),
+    "a redacted secret": (REDACTED, USAGE, "--token [redacted]", [REDACTED]),
+}
+
+
+@pytest.mark.parametrize(("log", "end", "problem", "lines"), TOLD.values(), ids=TOLD.keys())
+def test_a_failure_is_told_by_its_exceptions_and_their_lines(log: str, end: End, problem: str, lines: list[str]) -> None:
+    failure = classify_log(log, end)
+    assert problem in failure.problem
+    assert failure.lines == lines
 
 
 @pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) ", "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] "])
@@ -188,21 +197,6 @@ def test_an_exception_without_a_message_takes_the_line_in_which_it_begins(prefix
     failure = classify_log(log, FAILED)
     assert failure.problem == "the server ended with exit code 1: RuntimeError: The layer has no weights."
     assert failure.lines == [f"{prefix}RuntimeError:", f"{prefix}        The layer has no weights."]
-
-
-def test_an_exception_without_a_message_may_be_the_last_line() -> None:
-    assert classify_log("RuntimeError:\n\n", FAILED).problem == "the server ended with exit code 1: RuntimeError:"
-    assert classify_log("KeyboardInterrupt\nthe end\n", FAILED).lines == ["KeyboardInterrupt"]
-
-
-def test_an_interpreter_that_ends_while_its_threads_read_is_a_consequence() -> None:
-    end = BY_LOG["broken-installation-spawned-main"].text.partition("Fatal Python error")
-    assert "KeyError: 'model'" in classify_log("KeyError: 'model'\n" + end[1] + end[2], FAILED).problem
-
-
-def test_of_several_exceptions_the_last_is_shown_first() -> None:
-    log = "OSError: the disk is gone\n\nDuring handling of it:\n\nKeyError: 'model'\n"
-    assert classify_log(log, FAILED).lines == ["KeyError: 'model'", "OSError: the disk is gone"]
 
 
 @pytest.mark.parametrize(
@@ -218,28 +212,6 @@ def test_of_several_exceptions_the_last_is_shown_first() -> None:
 )
 def test_the_telling_line_stands_first(log: str, telling: str) -> None:
     assert re.search(telling, classify_log(BY_LOG[log].text, BY_LOG[log].end).lines[0])
-
-
-def test_a_process_that_ended_by_an_exception_was_not_killed() -> None:
-    log = "(Worker pid=7) ERROR 11-20 12:00:00 [worker.py:9] KeyError: 'model'\n" + BY_LOG["killed-engine-starting"].text
-    failure = classify_log(log, FAILED)
-    assert failure.kind == "unknown"
-    assert "KeyError: 'model'" in failure.problem
-
-
-def test_a_hung_server_shows_an_exception_that_it_did_not_end_by() -> None:
-    failure = classify_log("ValueError: no such layer\nstill waiting\n", GIVEN_UP)
-    assert failure.kind == "hung"
-    assert failure.lines[0] == "ValueError: no such layer"
-
-
-def test_an_unknown_failure_with_nothing_but_consequences_shows_those() -> None:
-    assert "Engine core initialization failed" in classify_log(TAIL, FAILED).problem
-
-
-def test_a_redacted_secret_stays_redacted() -> None:
-    failure = classify_log("vllm: error: unrecognized arguments: --token [redacted]\n", USAGE)
-    assert failure.problem.endswith("--token [redacted]")
 
 
 def test_a_line_without_end_is_cut() -> None:

@@ -1,16 +1,14 @@
 """GPU types: by what NVML and nvidia-smi read, never by a label. captured_gpu has a real H200's answers (see its README)."""
 
 import csv
-import json
 import os
 import platform
-from collections.abc import Callable
 from typing import Any
 
 import pynvml
 import pytest
 
-from tests.builders.gpus import CAPTURED, H200, SMI
+from tests.builders.gpus import CAPTURED, H200, REAL, SMI, Nvml
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect, fingerprint_of
 from vllm_qualify.engine.gpu_products import form_factor_of, gpu_type_of
 from vllm_qualify.engine.gpu_reading import LEAST_DRIVER, NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi, read_nvml
@@ -64,32 +62,6 @@ def test_the_type_and_the_form_factor_of_a_product(name: str, capability: str, g
     assert (gpu_type_of(name, capability), form_factor_of(name)) == (gpu_type, form_factor)
 
 
-REAL = json.loads((CAPTURED / "nvml.json").read_text())
-
-
-class Nvml:
-    """NVML that returns what it returned on the real machine, there of `devices`."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, devices: list[dict[str, Any]] = REAL["devices"]) -> None:
-        self.devices, self.is_open = devices, False
-        patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
-        patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
-        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(self.devices))
-        patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-        patch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: REAL["nvmlSystemGetDriverVersion"])
-        for function in ("Name", "UUID", "CudaComputeCapability", "MemoryInfo", "MigMode"):
-            patch.setattr(pynvml, f"nvmlDeviceGet{function}", self.function(f"nvmlDeviceGet{function}"))
-
-    def function(self, name: str) -> Callable[[int], object]:
-        def call(index: int) -> object:
-            answer = self.devices[index][name]
-            if isinstance(answer, Exception):
-                raise answer
-            return pynvml.c_nvmlMemory_t(**answer) if name == "nvmlDeviceGetMemoryInfo" else answer
-
-        return call
-
-
 def nvml_device(**changes: object) -> dict[str, Any]:
     """The real device, with some of what NVML's functions return changed."""
     return {**REAL["devices"][0], **{f"nvmlDeviceGet{name}": value for name, value in changes.items()}}
@@ -138,10 +110,11 @@ def test_the_query_is_of_the_columns_that_were_read() -> None:
     assert len(next(csv.reader([SMI]))) == len(columns)
 
 
-def test_a_device_of_a_product_without_mig(monkeypatch: pytest.MonkeyPatch) -> None:
-    unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    Nvml(monkeypatch, [nvml_device(MigMode=unsupported)])
-    assert detect() == H200
+def test_a_product_without_mig_and_mig_that_is_only_to_come_are_whole_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_come = [pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE]
+    for answer in (pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), to_come):
+        Nvml(monkeypatch, [nvml_device(MigMode=answer)])
+        assert detect() == H200
     for mode in ("[N/A]", "[Not Supported]"):
         assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current=mode))) == H200
 
@@ -193,22 +166,17 @@ FOUR = [nvml_device(UUID=f"GPU-{index}f6b5afc-5dff-2e56-7bcb-685dbed05b52") for 
 
 @pytest.mark.parametrize(
     ("chosen", "devices"),
-    [("2", [2]), ("3, 1", [1, 3]), ("GPU-3f6b5afc-5dff-2e56-7bcb-685dbed05b52,0", [0, 3]), ("GPU-1f6b", [1])],
+    [("2", [2]), ("3, 1", [1, 3]), ("GPU-3f6b5afc-5dff-2e56-7bcb-685dbed05b52,0", [0, 3]), ("GPU-1f6b", [1]), ("", [])],
 )
-def test_a_run_has_the_gpus_that_its_caller_lets_it_use(
+def test_a_run_has_all_gpus_or_those_that_its_caller_lets_it_use(
     chosen: str, devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server on GPU 2 whose clocks and power were read from GPU 0 would be judged by another run's."""
     Nvml(monkeypatch, FOUR)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert (detect().devices, detect().count) == (devices, len(devices))
-
-
-def test_without_a_choice_a_run_has_all_gpus_and_an_empty_one_hides_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(monkeypatch, FOUR)
     assert detect().devices == [0, 1, 2, 3]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert detect().gpu_type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    machine = detect()
+    assert (machine.devices, machine.gpu_type) == (devices, "h200" if devices else "cpu")
 
 
 NO_GPU = ("is not a GPU of this machine", r"0 \(GPU-0f6b5afc")
@@ -286,9 +254,10 @@ def test_what_nvidia_smi_does_not_tell_is_not_guessed(text: str, message: str) -
     assert "\n" not in caught.value.problem
 
 
-def test_all_devices_of_a_type_are_its_devices() -> None:
+def test_all_devices_of_a_type_are_its_devices_in_the_order_of_their_indices() -> None:
     machine = fingerprint_of(reading(*[A_H200] * 8))
     assert machine == H200.model_copy(update={"count": 8, "devices": list(range(8))})
+    assert fingerprint_of(parse_nvidia_smi(smi(index="3") + smi(index="1"))).devices == [1, 3]
 
 
 def test_a_mixed_host_gives_the_devices_of_the_wanted_type() -> None:
@@ -297,11 +266,6 @@ def test_a_mixed_host_gives_the_devices_of_the_wanted_type() -> None:
     assert (hopper.gpu_type, hopper.count, hopper.devices) == ("h200", 2, [0, 2])
     assert (blackwell.gpu_type, blackwell.count, blackwell.devices) == ("b200", 3, [1, 3, 4])
     assert (blackwell.name, blackwell.memory_mib, blackwell.compute_capability) == ("NVIDIA B200", 183_359, "10.0")
-
-
-def test_devices_are_in_the_order_of_their_indices() -> None:
-    devices = parse_nvidia_smi(smi(index="3") + smi(index="1"))
-    assert fingerprint_of(devices).devices == [1, 3]
 
 
 @pytest.mark.parametrize("wanted", [None, "h100"])
@@ -330,21 +294,11 @@ def test_a_slice_is_not_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HostError, match="MIG mode is on at device 1") as caught:
         detect("h200")
     assert "-i 1 -mig 0" in caught.value.remedy
-    with pytest.raises(HostError, match="MIG mode is on at device 0"):
-        fingerprint_of(parse_nvidia_smi(smi(mig__mode__current="Enabled")))
-
-
-def test_mig_that_is_only_to_come_is_not_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(monkeypatch, [nvml_device(MigMode=[pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE])])
-    assert detect() == H200
-
-
-def test_mig_on_a_device_of_another_type_does_not_matter() -> None:
     sliced = smi(index="1", name="NVIDIA B200", compute_cap="10.0", mig__mode__current="Enabled")
     devices = parse_nvidia_smi(SMI + sliced)
-    assert fingerprint_of(devices, "h200") == H200
-    with pytest.raises(HostError, match="MIG"):
+    with pytest.raises(HostError, match="MIG mode is on at device 1"):
         fingerprint_of(devices, "b200")
+    assert fingerprint_of(devices, "h200") == H200, "a slice of another type does not matter"
 
 
 @pytest.mark.parametrize("driver", ["574.99.99", "570.124.06", "99.1", "not a version", None])
@@ -391,22 +345,3 @@ def test_the_id_is_one_readable_line() -> None:
 )
 def test_what_makes_measurements_comparable(machine: Fingerprint, changes: dict[str, object], comparable: bool) -> None:
     assert (machine.model_copy(update=changes).id == machine.id) == comparable
-
-
-def test_a_fingerprint_survives_its_document() -> None:
-    assert Fingerprint.model_validate_json(H200.model_dump_json()) == H200
-
-
-def has_nvidia() -> bool:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return False
-    pynvml.nvmlShutdown()
-    return True
-
-
-@pytest.mark.skipif(has_nvidia(), reason="this machine has an NVIDIA driver")
-def test_this_machine_is_a_cpu_machine_and_the_same_each_time() -> None:
-    assert detect().gpu_type == "cpu"
-    assert detect() == detect()

@@ -9,7 +9,7 @@ from tests.builders.server_plans import DIGEST, IMAGE, PROCESS
 from tests.fakes.vllm import make_engine
 from vllm_qualify.engine.containers.plan import ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
-from vllm_qualify.engine.gpu_reading import NVIDIA_SMI_QUERY, Reading, parse_nvidia_smi
+from vllm_qualify.engine.gpu_reading import NVIDIA_SMI_QUERY, parse_nvidia_smi
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.provision import Engines, Launch, check_launch, find_engines, provide, read_machine
 from vllm_qualify.engine.server import Engine
@@ -18,15 +18,6 @@ from vllm_qualify.recipe.serving import EngineName
 
 IN_DOCKER = Launch(launcher="docker", image=IMAGE.reference)
 NO_GPU = HostError("Docker Engine has no access to GPUs", "install the toolkit", "check", kind="no-gpu-in-docker")
-
-
-@pytest.mark.parametrize(
-    "launch",
-    [Launch(), IN_DOCKER, IN_DOCKER.model_copy(update={"client_image": "vllm/vllm-openai:v0.31.0"})],
-    ids=["process", "docker", "two images"],
-)
-def test_options_that_fit(launch: Launch) -> None:
-    check_launch(launch)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +70,14 @@ def test_another_machines_docker_is_refused_with_the_reason(address: str, monkey
     assert (raised.value.place, raised.value.retry) == ("check", False)
 
 
-@pytest.mark.parametrize("place", ["none", "no socket"])
+@pytest.mark.parametrize(("place", "client"), [("none", None), ("no socket", "vllm/vllm-openai:v0.31.0")])
 def test_a_docker_engine_that_does_not_answer_is_named_with_its_address(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, client: str | None
 ) -> None:
     (tmp_path / "no socket").write_text("")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/{place}")
     with pytest.raises(HostError, match=f"no Docker Engine answers at unix://{tmp_path}/{place}") as raised:
-        find_engines(IN_DOCKER)
+        find_engines(IN_DOCKER.model_copy(update={"client_image": client}))
     assert (raised.value.kind, raised.value.place, raised.value.retry) == ("docker-gone", "check", True)
 
 
@@ -102,9 +93,9 @@ def test_only_a_vllm_becomes_the_image_to_deploy(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("vllm_qualify.engine.image.tag_for_deployment", tag)
     monkeypatch.setattr(EngineImage, "identity", lambda _: identity)
-    tags_given, _ = provide(Engines(engine=IMAGE), lambda _: None)
+    messages, _ = provide(Engines(engine=IMAGE), lambda _: None)
     assert tags == ([IMAGE] if tagged else [])
-    assert len(tags_given) == len(tags)
+    assert len(messages) == len(tags)
 
 
 # --- the machine
@@ -135,12 +126,8 @@ def containers(monkeypatch: pytest.MonkeyPatch) -> Containers:
     """On a machine without NVML."""
     stand_in = Containers(SMI)
     monkeypatch.setattr("vllm_qualify.engine.launchers.docker.run_once", stand_in.run_once)
-    nvml(monkeypatch, None)
+    monkeypatch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: None)
     return stand_in
-
-
-def nvml(patch: pytest.MonkeyPatch, reading_given: Reading | None) -> None:
-    patch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: reading_given)
 
 
 @pytest.mark.parametrize("wanted", [None, "h200", "h100"])
@@ -152,17 +139,13 @@ def test_a_host_with_only_the_toolkit_is_read_in_a_container_of_the_image(contai
     assert [plan.entrypoint, *plan.arguments] == ["nvidia-smi", *NVIDIA_SMI_QUERY]
 
 
-def test_a_host_with_nvml_starts_no_container(containers: Containers, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml(monkeypatch, parse_nvidia_smi(SMI))
-    assert read_machine(IMAGE, None) == IN_CONTAINER
-    assert containers.started == []
-
-
 @pytest.mark.parametrize(("engine", "wanted"), [(IMAGE, "cpu"), (PROCESS, None), (PROCESS, "h200")])
-def test_a_cpu_that_is_wanted_and_a_process_start_no_container(
-    containers: Containers, engine: Engine, wanted: str | None
+def test_a_cpu_that_is_wanted_a_process_and_a_host_with_nvml_start_no_container(
+    containers: Containers, engine: Engine, wanted: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read_machine(engine, wanted).gpu_type == "cpu"
+    monkeypatch.setattr("vllm_qualify.engine.gpu.read_nvml", lambda: parse_nvidia_smi(SMI))
+    assert read_machine(IMAGE, None) == IN_CONTAINER
     assert containers.started == []
 
 

@@ -22,7 +22,10 @@ def kill_server(process: Running) -> None:
         pass
 
 
-def test_a_healthy_server_serves_and_is_gone_after_the_block(tmp_path: Path) -> None:
+def test_a_healthy_server_serves_as_its_config_file_says_and_is_gone_after_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_secret")
     with serve(plan_for(tmp_path, "healthy"), tmp_path, silent) as server:
         assert server.startup_s > 0
         server.check_alive()
@@ -30,6 +33,9 @@ def test_a_healthy_server_serves_and_is_gone_after_the_block(tmp_path: Path) -> 
     assert server.process.end() is not None
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
+    config = (tmp_path / "server.yaml").read_text()
+    assert {"max-model-len: 64", "host: 127.0.0.1"} <= set(config.splitlines())
+    assert "hf_secret" not in config
 
 
 @pytest.mark.parametrize(
@@ -65,14 +71,6 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> Non
         ):
             pass
     assert not (tmp_path / "server.log").exists()
-
-
-def test_the_config_file_has_the_plan_and_nothing_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret_secret")
-    with serve(plan_for(tmp_path, "healthy"), tmp_path, silent):
-        config = (tmp_path / "server.yaml").read_text()
-    assert {"max-model-len: 64", "host: 127.0.0.1"} <= set(config.splitlines())
-    assert "hf_secret" not in config
 
 
 @pytest.mark.parametrize("text", ["on", "off", "yes", "no", "y", "1e3", "0x10", "null", "~", "2026-11-20", "a: b", "- a"])

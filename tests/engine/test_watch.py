@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.builders import processes
+from tests.builders.gpus import CAPTURED as CAPTURED_GPU
+from tests.builders.gpus import Nvml
 from tests.releases import service
 from vllm_qualify.engine import watch
 from vllm_qualify.engine.confinement import quiet_environment
@@ -30,7 +32,7 @@ from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, GpuSample, HostSamp
 from vllm_qualify.recipe.tables import known_versions, table_of
 
 until = partial(processes.until, limit_s=30)
-CLOCKS = json.loads((Path(__file__).parent / "captured_gpu" / "nvml-clocks.json").read_text())
+CLOCKS = json.loads((CAPTURED_GPU / "nvml-clocks.json").read_text())
 FAMILIES = frozenset(watch.kept_metrics(VLLM_KIND, "0.32.0").values())
 CAPTURED = Path(__file__).parents[1] / "evidence" / "captured"
 # Lines of the page of a real vLLM 0.32.0 on the CPU, of each kind that there is.
@@ -120,15 +122,20 @@ def hanging() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
 
 
+@contextmanager
+def gone() -> Iterator[str]:
+    with serving() as url:
+        pass
+    yield url
+
+
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
 @contextmanager
-def watching(
-    url: str, folder: Path, roots: Mapping[str, Roots] | None = None, gpus: Sequence[int] = (), every_s: float = 0.05
-) -> Iterator[None]:
-    with watch.watching_machine(folder, roots or {}, gpus, every_s), watch.watching_server(url, FAMILIES, folder, every_s):
+def watching(url: str, folder: Path, roots: Mapping[str, Roots] | None = None) -> Iterator[None]:
+    with watch.watching_machine(folder, roots or {}, (), 0.05), watch.watching_server(url, FAMILIES, folder, 0.05):
         yield
 
 
@@ -146,8 +153,11 @@ def watched(url: str, folder: Path, count: int = 3, **others: Any) -> tuple[list
 
 
 def test_a_run_is_sampled(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    roots: dict[str, Roots] = {"server": lambda: [os.getpid()], "none yet": lambda: (), "ended": lambda: [ended.pid]}
     with serving() as url:
-        scrapes, host = watched(url, tmp_path, roots={"server": lambda: [os.getpid()], "none yet": lambda: ()})
+        scrapes, host = watched(url, tmp_path, roots=roots)
     assert [one.values for one in scrapes] == [COUNTERS] * len(scrapes)
     assert host[0].cpu_share is None
     assert all(one.cpu_share is not None and 0 <= one.cpu_share <= 1 for one in host[1:])
@@ -156,29 +166,27 @@ def test_a_run_is_sampled(tmp_path: Path) -> None:
     assert mine.cpu_s > 0
     assert mine.rss_mib > 10
     assert (host[-1].processes["none yet"], host[-1].gpus) == (None, [])
+    assert [one.processes["ended"] for one in host] == [None] * len(host)
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "message"), [(500, "broken", "500 Internal Server Error"), (200, "<html> {", "ValueError")]
+    ("server", "message"),
+    [
+        (partial(serving, 500, "broken"), "500 Internal Server Error"),
+        (partial(serving, 200, "<html> {"), "ValueError"),
+        (gone, "ConnectError"),
+        (hanging, "ReadTimeout"),
+    ],
+    ids=["broken", "no page", "gone", "hanging"],
 )
-def test_a_page_that_cannot_be_read_is_a_line_that_says_so(status: int, text: str, message: str, tmp_path: Path) -> None:
-    with serving(status, text) as url:
-        scrapes, _ = watched(url, tmp_path)
-    assert all(message in str(one.error) and one.values == {} for one in scrapes)
-
-
-def test_a_server_that_is_gone_is_a_line_that_says_so(tmp_path: Path) -> None:
-    with serving() as url:
-        assert watch.scrape_metrics(url, FAMILIES).error is None
-    scrapes, _ = watched(url, tmp_path)
-    assert all("ConnectError" in str(one.error) for one in scrapes)
-
-
-def test_a_server_that_hangs_holds_up_neither_the_block_nor_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 0.2)
-    with hanging() as url:
+def test_a_page_that_cannot_be_read_is_a_line_that_says_so(
+    server: Callable[[], AbstractContextManager[str]], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hangs holds up neither the block nor its end."""
+    monkeypatch.setattr(watch, "SCRAPE_TIMEOUT_S", 1.0)
+    with server() as url:
         scrapes, _ = watched(url, tmp_path, 2)
-    assert all("ReadTimeout" in str(one.error) for one in scrapes)
+    assert all(message in str(one.error) and one.values == {} for one in scrapes)
 
 
 def test_a_scrape_has_the_time_of_its_answer() -> None:
@@ -233,14 +241,6 @@ def test_a_guarded_process_is_found_by_its_guard(tmp_path: Path) -> None:
     assert used_s == sorted(used_s)
 
 
-def test_a_process_that_has_ended_has_no_sample(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    with serving() as url:
-        _, host = watched(url, tmp_path, roots={"server": lambda: [process.pid]})
-    assert [one.processes for one in host] == [{"server": None}] * len(host)
-
-
 # As /proc has it of two containers, the first with a server, its worker, and what `docker exec` started.
 PROCESSES = {
     1: ("0::/init.scope", "PPid:\t0\nNSpid:\t1"),
@@ -261,32 +261,6 @@ def test_a_containers_server_is_its_first_process(monkeypatch: pytest.MonkeyPatc
     assert [list(watch.first_in_container(name)) for name in ("aaaa", "bbbb", "cccc")] == [[500], [600], []]
 
 
-class Nvml:
-    """NVML that returns what it returned on a real H200, idle or busy."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, when: str, **changes: object) -> None:
-        self.answers = {**CLOCKS[when], **changes}
-        self.is_open = False
-        patch.setattr(pynvml, "nvmlInit", lambda: setattr(self, "is_open", True))
-        patch.setattr(pynvml, "nvmlShutdown", lambda: setattr(self, "is_open", False))
-        patch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ("handle", index))
-        for function in self.answers:
-            patch.setattr(pynvml, function, self.function(function))
-
-    def function(self, name: str) -> Callable[..., object]:
-        def call(_: object, *which: int) -> object:
-            answer = self.answers[name]
-            if isinstance(answer, Exception):
-                raise answer
-            if name == "nvmlDeviceGetMemoryInfo":
-                return pynvml.c_nvmlMemory_t(**answer)
-            if name == "nvmlDeviceGetUtilizationRates":
-                return pynvml.c_nvmlUtilization_t(**answer)
-            return answer[str(which[0])] if isinstance(answer, dict) else answer
-
-        return call
-
-
 IDLE = GpuSample(
     index=1,
     sm_mhz=345,
@@ -299,6 +273,11 @@ IDLE = GpuSample(
 )
 AS_LOADED = {"sm_mhz": 1425, "clock_reasons": ["sw_power_cap"], "memory_used_mib": 2265, "power_w": 694.268}
 LOADED = IDLE.model_copy(update=AS_LOADED | {"temperature_c": 61, "utilization": 0.99})
+UNSUPPORTED = dict.fromkeys(
+    ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates"),
+    pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
+)
+LOST = {"nvmlDeviceGetTemperature": pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)}
 
 
 def watched_machine(folder: Path, gpus: Sequence[int]) -> list[HostSample]:
@@ -308,25 +287,23 @@ def watched_machine(folder: Path, gpus: Sequence[int]) -> list[HostSample]:
     return [HostSample.model_validate_json(line) for line in lines(folder / HOST_SAMPLES)]
 
 
-@pytest.mark.parametrize(("when", "expected"), [("idle", IDLE), ("busy", LOADED)])
-def test_what_a_real_gpu_reported(when: str, expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml(monkeypatch, when)
+@pytest.mark.parametrize(
+    ("when", "changes", "expected"),
+    [
+        ("idle", {}, IDLE),
+        ("busy", {}, LOADED),
+        ("idle", UNSUPPORTED, IDLE.model_copy(update={"power_w": None, "clock_reasons": None, "utilization": None})),
+        ("busy", LOST, GpuSample(index=1, error="GPU is lost")),
+    ],
+    ids=["idle", "busy", "does not tell all", "lost"],
+)
+def test_what_a_real_gpu_reported_and_did_not_tell(
+    when: str, changes: dict[str, object], expected: GpuSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = Nvml(monkeypatch, [CLOCKS[when] | changes] * 2)
     host = watched_machine(tmp_path, [1])
     assert [one.gpus for one in host] == [[expected]] * len(host)
     assert not nvml.is_open
-
-
-def test_what_a_product_does_not_tell_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    functions = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates")
-    Nvml(monkeypatch, "idle", **dict.fromkeys(functions, unsupported))
-    untold = IDLE.model_copy(update={"power_w": None, "clock_reasons": None, "utilization": None})
-    assert watched_machine(tmp_path, [1])[0].gpus == [untold]
-
-
-def test_a_line_of_an_older_version_has_no_utilization() -> None:
-    line = IDLE.model_dump_json(exclude={"utilization"})
-    assert GpuSample.model_validate_json(line) == IDLE.model_copy(update={"utilization": None})
 
 
 def test_a_server_that_hangs_holds_up_no_sample_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,14 +311,6 @@ def test_a_server_that_hangs_holds_up_no_sample_of_the_machine(tmp_path: Path, m
     with hanging() as url, watching(url, tmp_path):
         assert until(lambda: len(lines(tmp_path / HOST_SAMPLES)) >= 5)
         assert lines(tmp_path / SCRAPES) == []
-
-
-def test_a_gpu_that_is_lost_is_a_line_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Nvml(monkeypatch, "busy", nvmlDeviceGetTemperature=pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST))
-    with serving() as url:
-        scrapes, host = watched(url, tmp_path, gpus=[0])
-    assert host[0].gpus == [GpuSample(index=0, error="GPU is lost")]
-    assert scrapes[0].values == COUNTERS
 
 
 def test_a_machine_without_nvml_says_so_of_each_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.fakes.vllm import ReplyHandler, ReplyServer
 
 QUESTION, WRONG = "Question: ", "I do not know."
 AROUND_TOK = 37
@@ -71,13 +72,12 @@ class Book:
         return "\n".join(["# TYPE vllm:request_success counter", *lines, ""])
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(ReplyHandler):
     # A reply's head and body go out at once: the second would wait for the first's receipt, for 40 ms.
     disable_nagle_algorithm = True
     book: Book
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  (the base class calls it)
         if self.path == "/metrics":
             self._send(200, self.book.metrics().encode(), "text/plain")
         elif self.path == "/tokenizer_info" and self.book.choose:
@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, {"error": {"message": "not here"}})
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  (the base class calls it)
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/tokenize":
             self._tokenize(request)
@@ -153,19 +153,6 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "finish_reason": reason, **said}
         self._answer(200, {"model": "reference", "choices": [choice], "usage": {"completion_tokens": tokens}})
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        self._send(status, json.dumps(body).encode(), "application/json")
-
-    def _send(self, status: int, body: bytes, content_type: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", content_type)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Silent."""
-
 
 def _said(content: str | list[dict[str, Any]]) -> str:
     """A message as text, with the SHA-256 of each picture's file in its place."""
@@ -178,16 +165,11 @@ def _digest(url: str) -> str:
     return sha256(b64decode(url.partition(";base64,")[2], validate=True)).hexdigest()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-
-
 @contextmanager
 def serving(book: Book) -> Iterator[str]:
     """Its address, for the length of the block."""
     handler = type("BookHandler", (Handler,), {"book": book})
-    with _Server(("127.0.0.1", 0), handler) as server:
+    with ReplyServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

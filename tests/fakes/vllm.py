@@ -55,10 +55,6 @@ def models(*names: str) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "object": "model", "max_model_len": LONGEST_TOK} for name in names]}
 
 
-def refusal(status: int, message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}
-
-
 def choice(text: str, tokens: int, reason: str = "length", index: int = 0, likely: bool = False) -> dict[str, Any]:
     """The whole text is its first token; all others are empty."""
     shown = [text, *[""] * (tokens - 1)]
@@ -160,10 +156,33 @@ def response(model: str, spoken: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Handler(BaseHTTPRequestHandler):
-    """vLLM's completions, chats, responses, models and metrics endpoints."""
+class ReplyHandler(BaseHTTPRequestHandler):
+    """Sends whole replies, and logs nothing: the log belongs to the behaviour."""
 
     protocol_version = "HTTP/1.1"
+
+    def _answer(self, status: int, body: Any) -> None:
+        self._send(status, json.dumps(body).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+class ReplyServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+class Handler(ReplyHandler):
+    """vLLM's completions, chats, responses, models and metrics endpoints."""
+
     model = ""
     aliases: tuple[str, ...] = ()
     behaviour = "healthy"
@@ -309,25 +328,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _refuse(self, status: int, message: str) -> None:
-        self._answer(status, refusal(status, message))
-
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        self._send(status, json.dumps(body).encode(), "application/json")
-
-    def _send(self, status: int, body: bytes, content_type: str) -> None:
-        self.send_response(status)
-        self.send_header("content-type", content_type)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Silent: the log belongs to the behaviour."""
+        self._answer(status, {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}})
 
 
-class FakeServer(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+class FakeServer(ReplyServer):
     generated = 0
     counting = threading.Lock()
 

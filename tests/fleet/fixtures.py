@@ -3,42 +3,37 @@
 It ends with the file: an idle server still takes a fortieth of a core.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 
 from tests.ci import IN_CI
 from tests.fleet.postgres import Postgres
 from tests.fleet.server import PrefectServer
-from tests.fleet.service import ServiceError
+from tests.fleet.service import Ended, ServiceError
+
+AnyService = TypeVar("AnyService", bound=Ended)
 
 
 @pytest.fixture(scope="module")
 def _postgres() -> Iterator[Postgres]:
-    service = Postgres()
-    try:
-        start_or_give_up(service.start)
-        yield service
-    finally:
-        service.end()
+    yield from _serving(Postgres())
 
 
 @pytest.fixture(scope="module")
 def _fleet_server(_postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
-    service = PrefectServer(tmp_path_factory.mktemp("fleet"), _postgres.database_url)
+    yield from _serving(PrefectServer(tmp_path_factory.mktemp("fleet"), _postgres.database_url))
+
+
+def _serving(service: AnyService) -> Iterator[AnyService]:
     try:
-        start_or_give_up(service.start)
+        service.start()
         yield service
+    except ServiceError as error:
+        (pytest.fail if IN_CI else pytest.skip)(str(error))
     finally:
         service.end()
-
-
-def start_or_give_up(start: Callable[[], None]) -> None:
-    try:
-        start()
-    except ServiceError as error:
-        give_up = pytest.fail if IN_CI else pytest.skip
-        give_up(str(error))
 
 
 @pytest.fixture

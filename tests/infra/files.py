@@ -53,11 +53,6 @@ def pools_served(text: str) -> set[str]:
     return {pool for pool in re.findall(r"--pool (?:\$\{\w+:-)?([\w-]+)", text) if pool != "POOL"}
 
 
-def secrets_in(settings: Document) -> set[str]:
-    """Names of settings that hold a secret."""
-    return {name for name in settings if re.search(r"PASSWORD|SECRET_ACCESS_KEY|SECRET$|AUTH_STRING|PRIVATE_KEY$", name)}
-
-
 def prefect_version() -> str:
     lock = (ROOT / "infra" / "requirements" / "orchestrator.txt").read_text(encoding="utf-8")
     (version,) = re.findall(r"^prefect==(\S+)", lock, re.MULTILINE)

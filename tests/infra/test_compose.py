@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.ci import IN_CI
-from tests.infra.files import COMPOSE, Document, deployments, document, pools_served, prefect_version, secrets_in, strings
+from tests.infra.files import COMPOSE, Document, deployments, document, pools_served, prefect_version, strings
 
 FLEET, HOST = COMPOSE / "compose.yaml", COMPOSE / "gpu-host.yaml"
 FILES = (FLEET, HOST)
@@ -19,6 +19,7 @@ EXAMPLE = COMPOSE / ".env.example"
 # `$${NAME}` is a shell's, not Compose's.
 SETTING = re.compile(r"(?<!\$)\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 ONE_SHOT = {"store", "setup"}
+SECRET = r"PASSWORD|SECRET_ACCESS_KEY|SECRET$|AUTH_STRING|PRIVATE_KEY$"
 
 file_and_service = [(file, name) for file in FILES for name in document(file)["services"]]
 
@@ -51,25 +52,22 @@ def filled_in(folder: Path) -> Path:
     return file
 
 
-def test_every_setting_is_in_the_example_and_no_other() -> None:
-    used = {name for file in FILES for name, _, _ in settings_of(file)} | {"COMPOSE_PROJECT_NAME"}
-    assert used == set(example())
-
-
-def test_a_setting_is_needed_or_has_the_examples_default() -> None:
-    for file in FILES:
-        for name, kind, text in settings_of(file):
-            assert kind in (":-", ":?"), name
-            assert kind == ":?" or text == example()[name] or "/" in text, name
+def test_every_setting_and_no_other_is_in_the_example_and_needed_or_with_its_default() -> None:
+    settings = [setting for file in FILES for setting in settings_of(file)]
+    assert {name for name, _, _ in settings} | {"COMPOSE_PROJECT_NAME"} == set(example())
+    for name, kind, text in settings:
+        assert kind in (":-", ":?"), name
+        assert kind == ":?" or text == example()[name] or "/" in text, name
 
 
 def test_no_secret_has_a_value() -> None:
     needed = {name for file in FILES for name, kind, _ in settings_of(file) if kind == ":?"}
     assert {name for name in example() if re.search("PASSWORD|SECRET", name)} <= needed
     assert {name: value for name, value in example().items() if re.search("PASSWORD|SECRET|KEY|TOKEN", name) and value} == {}
-    for file, name in file_and_service:
-        environment = service(file, name).get("environment", {})
-        assert [each for each in secrets_in(environment) if not SETTING.search(environment[each])] == []
+    for file, service_name in file_and_service:
+        environment = service(file, service_name).get("environment", {})
+        secrets = [name for name in environment if re.search(SECRET, name)]
+        assert [name for name in secrets if not SETTING.search(environment[name])] == []
 
 
 def test_every_service_that_is_awaited_volume_and_secret_is_declared() -> None:
@@ -83,21 +81,12 @@ def test_every_service_that_is_awaited_volume_and_secret_is_declared() -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), file_and_service)
-def test_a_service_tells_its_health_or_ends(file: Path, name: str) -> None:
+def test_a_service_tells_its_health_or_ends_and_is_awaited_so_and_its_image_and_ports_are_pinned(file: Path, name: str) -> None:
     described = service(file, name)
     assert ("healthcheck" in described) != (name in ONE_SHOT)
     assert described["restart"] == ("on-failure:10" if name in ONE_SHOT else "unless-stopped")
-
-
-@pytest.mark.parametrize(("file", "name"), file_and_service)
-def test_a_service_is_awaited_in_the_way_in_which_it_becomes_ready(file: Path, name: str) -> None:
-    for other, how in service(file, name).get("depends_on", {}).items():
+    for other, how in described.get("depends_on", {}).items():
         assert how["condition"] == ("service_completed_successfully" if other in ONE_SHOT else "service_healthy")
-
-
-@pytest.mark.parametrize(("file", "name"), file_and_service)
-def test_an_image_is_pinned_to_a_version_and_a_port_to_this_machine(file: Path, name: str) -> None:
-    described = service(file, name)
     tag = described["image"].partition("@")[0].rpartition(":")[2].rstrip("}")
     assert tag == "local" or re.match(r"\d", tag), described["image"]
     assert all(port.startswith("127.0.0.1:") for port in described.get("ports", []))
@@ -111,13 +100,11 @@ def test_the_server_keeps_leases_on_a_volume_and_is_of_the_locked_version() -> N
     assert server["image"].partition("@")[0] == f"prefecthq/prefect:{prefect_version()}-python3.11"
 
 
-def test_workers_serve_pools_that_have_deployments() -> None:
+def test_workers_serve_pools_that_have_deployments_and_a_gpu_hosts_one_reaches_its_engine_under_the_hosts_paths() -> None:
     served = {pool for file, name in file_and_service for pool in pools_served(" ".join(strings(service(file, name))))}
     assert served == {"control", "gpu-h100"}
     assert served <= set(deployments().values())
 
-
-def test_a_gpu_host_has_one_worker_that_reaches_its_engine_under_the_paths_of_the_host() -> None:
     worker = service(HOST, "gpu-worker")
     folder = worker["environment"]["VLLM_QUALIFY_HOME"]
     assert f"{folder}:{folder}" in worker["volumes"]
@@ -153,8 +140,7 @@ def test_compose_takes_the_file_and_wants_its_settings(file: Path, tmp_path: Pat
     command = shutil.which("docker-compose")
     if command is None:
         # In CI everything is there.
-        give_up = pytest.fail if IN_CI else pytest.skip
-        give_up("no docker-compose: run infra/debian-package.sh docker-compose")
+        (pytest.fail if IN_CI else pytest.skip)("no docker-compose: run infra/debian-package.sh docker-compose")
     asked = [command, "--file", str(file), "--profile", "gpu", "--env-file"]
     filled = subprocess.run([*asked, str(filled_in(tmp_path)), "config"], capture_output=True, text=True, check=False)
     assert filled.returncode == 0, filled.stderr

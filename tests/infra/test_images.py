@@ -17,13 +17,10 @@ REQUIREMENTS = ROOT / "infra" / "requirements"
 parametrized = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 
 
-def test_there_are_both() -> None:
-    assert [file.name for file in FILES] == ["Dockerfile", "engine.Dockerfile"]
-
-
 @parametrized
 def test_every_base_image_is_an_argument_or_a_stage(file: Path) -> None:
     """So it is pinned where `infra.lock_images` looks, and can be replaced."""
+    assert [each.name for each in FILES] == ["Dockerfile", "engine.Dockerfile"]
     arguments = {argument.split("=", 1)[0] for argument in instructions_of(file, "ARG")}
     for base in instructions_of(file, "FROM"):
         assert re.fullmatch(r"\$\{(\w+_IMAGE)\}", base.split()[0]), base
@@ -42,14 +39,12 @@ def images() -> list[str]:
     return [name for name in named if name != "${VLLM_QUALIFY_IMAGE:-vllm-qualify:local}"]
 
 
-def test_every_image_has_a_version_and_is_pinned() -> None:
+def test_every_image_has_a_version_and_is_pinned_and_the_file_that_names_it_gets_pinned() -> None:
     assert len(images()) >= 6
     for name in images():
         assert re.match(r"[a-z/-]+:v?\d+[\w.-]*", name), name
     assert {name for name in images() if not re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", name)} == STILL_TO_BE_PINNED
 
-
-def test_each_file_that_names_an_image_is_one_that_gets_pinned() -> None:
     texts = [file.read_text(encoding="utf-8") for file in lock_images.FILES]
     assert sorted(f"{match['name']}:{match['tag']}" for text in texts for match in lock_images.NAMED.finditer(text)) == sorted(
         name.partition("@")[0] for name in images()
@@ -92,12 +87,13 @@ def test_the_image_runs_as_a_user_with_a_number(file: Path) -> None:
 
 
 @parametrized
-def test_packages_are_the_locks_alone(file: Path) -> None:
+def test_packages_are_the_locks_alone_and_of_no_registry_by_its_address(file: Path) -> None:
     installs = [part for run in instructions_of(file, "RUN") for part in run.split("&&") if re.search(r"pip install", part)]
     assert any("--requirement infra/requirements/orchestrator.txt" in part for part in installs)
     for part in installs:
         assert "--no-deps" in part, part
         assert "--require-hashes" in part or "--editable ." in part, part
+    assert re.findall(r"https?://|--index|--extra-index|--find-links", file.read_text(encoding="utf-8")) == []
 
 
 @parametrized
@@ -126,18 +122,9 @@ def test_nothing_phones_home(file: Path) -> None:
     assert needed.items() <= image_environment(file).items()
 
 
-@parametrized
-def test_no_address_of_a_package_registry(file: Path) -> None:
-    assert re.findall(r"https?://|--index|--extra-index|--find-links", file.read_text(encoding="utf-8")) == []
-
-
-def test_vllms_entry_point_is_taken_away() -> None:
-    """A job's command comes as arguments; with the entry point they would be options of `vllm serve`."""
+def test_the_engines_image_has_the_folder_that_is_looked_for_and_no_entry_point() -> None:
+    """`find_engine` wants bin/vllm and bin/python. With vLLM's entry point a job's command would be options of `vllm serve`."""
     assert ("ENTRYPOINT", "[]") in last_stage(ENGINE)
-
-
-def test_the_engines_folder_has_the_form_that_is_looked_for() -> None:
-    """`find_engine` wants bin/vllm and bin/python."""
     folder = image_environment(ENGINE)["VLLM_QUALIFY_ENGINE"]
     (made,) = [rest for word, rest in last_stage(ENGINE) if word == "RUN"]
     assert f"{folder}/bin/${{program%3}}" in made

@@ -33,14 +33,6 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A folder for the interpreters of a machine; nothing else is on its path."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    return folder
-
-
 def interpreter(folder: Path, name: str, version: str) -> Path:
     made = folder / name
     made.write_text(f"#!/bin/sh\necho {version}\n")
@@ -59,35 +51,29 @@ def test_the_package_the_scripts_and_the_images_name_the_same_versions() -> None
         assert set(re.findall(r"^ARG (?:PYTHON=|BASE_IMAGE=python:)([\d.]+)", text, re.MULTILINE)) == {SUPPORTED[0]}
 
 
-def test_the_oldest_supported_python_is_taken(path: Path) -> None:
-    for name, version in (("python3.13", "3.13"), ("python3.12", "3.12"), ("python3", "3.12")):
-        interpreter(path, name, version)
-    assert shell("find_python", PATH=str(path)).stdout.strip() == str(path / "python3.12")
-
-
-def test_a_python_that_only_has_the_general_name_is_taken(path: Path) -> None:
-    interpreter(path, "python3", "3.14")
-    assert shell("find_python", PATH=str(path)).stdout.strip() == str(path / "python3")
-
-
-def test_the_callers_python_goes_before_all_others(path: Path, tmp_path: Path) -> None:
-    interpreter(path, "python3.11", "3.11")
-    own = interpreter(tmp_path, "my python", "3.13")
-    assert shell("find_python", PATH=str(path), PYTHON=str(own)).stdout.strip() == str(own)
-
-
-def test_no_other_is_taken_in_place_of_a_callers_python_that_is_not_supported(path: Path) -> None:
-    interpreter(path, "python3.11", "3.11")
-    done = shell("find_python", PATH=str(path), PYTHON=str(interpreter(path, "old", "3.10")))
-    assert done.returncode == 3
-    assert f"PYTHON is {path / 'old'}, and that is no Python 3.11 to 3.14" in done.stderr
-
-
-def test_a_machine_without_a_supported_python_is_reported_the_remedy(path: Path) -> None:
-    interpreter(path, "python3", "3.10")
-    done = shell("find_python", PATH=str(path))
-    assert done.returncode == 3
-    assert "no Python 3.11 to 3.14 found; remedy: apt-get install python3" in done.stderr
+@pytest.mark.parametrize(
+    ("versions", "own", "taken", "said"),
+    [
+        ({"python3.13": "3.13", "python3.12": "3.12", "python3": "3.12"}, None, "bin/python3.12", ""),
+        ({"python3": "3.14"}, None, "bin/python3", ""),
+        ({"python3.11": "3.11"}, ("my python", "3.13"), "my python", ""),
+        ({"python3.11": "3.11"}, ("old", "3.10"), "", "PYTHON is {folder}/old, and that is no Python 3.11 to 3.14"),
+        ({"python3": "3.10"}, None, "", "no Python 3.11 to 3.14 found; remedy: apt-get install python3"),
+    ],
+    ids=["the oldest", "the general name", "the caller's", "the caller's is too old", "none"],
+)
+def test_the_callers_python_or_the_oldest_supported_one_is_taken(
+    tmp_path: Path, versions: dict[str, str], own: tuple[str, str] | None, taken: str, said: str
+) -> None:
+    """There is nothing else on the path than these, and no other is taken in place of a caller's that is not supported."""
+    (tmp_path / "bin").mkdir()
+    for name, version in versions.items():
+        interpreter(tmp_path / "bin", name, version)
+    named = {"PYTHON": str(interpreter(tmp_path, *own))} if own else {}
+    done = shell("find_python", PATH=str(tmp_path / "bin"), **named)
+    assert done.stdout.strip() == (str(tmp_path / taken) if taken else "")
+    assert done.returncode == (0 if taken else 3)
+    assert said.format(folder=tmp_path) in done.stderr
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -69,24 +69,17 @@ def test_every_metric_verdict_and_key_of_the_report_has_an_entry() -> None:
     assert [name for name in METRICS if f'<a id="{name}"></a>`{name}`' not in WRITTEN["metrics"]] == []
     assert [name for name in WORST_FIRST if f'<a id="verdict-{name}"></a>`{name}`' not in WRITTEN["gates"]] == []
     assert [key for key in Report.model_fields if f'<a id="Report.{key}"></a>`{key}`' not in WRITTEN["report"]] == []
-
-
-def test_what_is_said_of_the_reports_keys_is_said_of_keys_that_are_there() -> None:
     assert set(reference_docs.REPORT_KEYS) <= set(Report.model_fields)
     assert set(reference_docs.VERDICTS) == set(WORST_FIRST)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_lead_to_entries_that_are_there_and_no_two_have_one_name(name: str) -> None:
+def test_links_lead_to_entries_of_different_names_and_every_row_of_a_table_has_a_cell_for_each_head(name: str) -> None:
     page = FOLDER / f"{name}.md"
     links = {link for link in re.findall(r"\]\(([^)\s]+)\)", WRITTEN[name]) if "://" not in link}
     assert [link for link in sorted(links) if not leads_somewhere(page, link)] == []
     named = Counter(re.findall(r'<a id="([^"]+)"></a>', WRITTEN[name]))
     assert [anchor for anchor, count in named.items() if count > 1] == []
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_every_row_of_a_table_has_a_cell_for_each_head(name: str) -> None:
     tables = re.findall(r"(?:^\|.*\n)+", WRITTEN[name], re.MULTILINE)
     assert tables
     for table in tables:
@@ -133,12 +126,9 @@ def test_types_in_words(hint: Any, expected: str) -> None:
     assert words(hint) == expected
 
 
-def test_a_unit_is_what_a_name_ends_with() -> None:
+def test_units_and_plurals() -> None:
     names = ("time_limit_s", "ttft_ms", "memory_limit_gib", "valid_days", "input_len", "output_throughput_tok_s", "seed")
     assert [unit(name) for name in names] == ["s", "ms", "GiB", "days", "tok", "tok/s", "—"]
-
-
-def test_plurals() -> None:
     kinds = ("text or null", "server arguments", "anything", "`a` or `b`", "list of names")
     assert [plural(each) for each in kinds] == ["texts or null", "server arguments", "anything", "`a` or `b`", "lists of names"]
 

@@ -94,7 +94,7 @@ def _served(folder: Path, name: str, settings: str) -> Iterator[str]:
         f"storage: {{filesystem: {{rootdirectory: {folder / 'data'}}}}}\n"
         f"http: {{addr: '{address}', secret: tests{http}}}\n{others}\n"
     )
-    with running_guarded([PROGRAM, "serve", str(written)], quiet_environment({}), folder / f"{name}.log") as process:
+    with running_guarded([PROGRAM, "serve", str(written)], quiet_environment(), folder / f"{name}.log") as process:
         deadline = time.monotonic() + 60
         while not _listens(address):
             assert process.exit_code() is None, tail(process.log)

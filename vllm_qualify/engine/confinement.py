@@ -65,13 +65,13 @@ NO_STATISTICS = {
 }
 
 
-def quiet_environment(extra: Mapping[str, str] | None = None, *, downloads: bool = False) -> dict[str, str]:
+def quiet_environment(*, downloads: bool = False) -> dict[str, str]:
     """The environment of a child process: of this one's only what is on the list and no secret; and statistics are off.
 
     One that `downloads` gets what the hub asks for.
     """
     inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, value, downloads)}
-    return inherited | NO_STATISTICS | dict(extra or {})
+    return inherited | NO_STATISTICS
 
 
 def _is_inherited(name: str, value: str, downloads: bool) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from vllm_qualify.engine.confinement import hub_cache
 from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, writing
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.limits import call_within
@@ -117,8 +118,7 @@ def check_files(folder: Path, repository: Repository, place: str) -> None:
 
 def cache_folder() -> Path:
     """Where the hub's library keeps repositories on this machine: HF_HUB_CACHE, else `hub` in HF_HOME."""
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser().absolute()
+    return Path(os.environ.get("HF_HUB_CACHE") or hub_cache() / "hub").expanduser().absolute()
 
 
 def folder_name(model: str) -> str:

@@ -61,8 +61,6 @@ class Leftover(Frozen):
     id: str
     name: str
     run: str
-    cell: str
-    state: str
 
 
 class RunningProcess(Running):

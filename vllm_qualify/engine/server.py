@@ -280,7 +280,7 @@ class Server(Frozen):
 
     def check_alive(self) -> None:
         """If the server has ended, raises the error of the failure's class, with the telling lines of its log."""
-        check_alive(self.process, self.kind)
+        check_alive(self.process)
 
     def metrics_page(self) -> str:
         """The server's metrics page, or a comment that says why there is none. Raises as `check_alive` if it has ended."""
@@ -348,16 +348,16 @@ def container_labels(labels: Labels, role: str) -> Labels:
     return {RUN_LABEL: labels.get("run", ""), CELL_LABEL: labels.get("cell", ""), ROLE_LABEL: role}
 
 
-def check_alive(process: Running, kind: EngineName) -> None:
-    """If a server of this kind has ended, raises the error of the failure's class, with the telling lines of its log."""
+def check_alive(process: Running) -> None:
+    """If a server has ended, raises the error of the failure's class, with the telling lines of its log."""
     end = process.end()
     if end is not None:
-        raise error_of(process, end, kind)
+        raise error_of(process, end)
 
 
-def error_of(process: Running, end: End, kind: EngineName) -> QualifyError:
+def error_of(process: Running, end: End) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
-    failure = classify_log(text_of(process.log), end, KINDS[kind].failures)
+    failure = classify_log(text_of(process.log), end)
     errors = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
     lines = failure.lines or tail(process.log)
     return errors[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

@@ -48,7 +48,7 @@ def launch(plan: ServerPlan, folder: Path, port: int | None = None, labels: Labe
     with launcher_of(plan.engine).serve(plan, folder, port, labels or {}) as starting:
         yield starting
         # Evidence does not count if its server died before the stages were over.
-        server.check_alive(starting.process, plan.kind)
+        server.check_alive(starting.process)
 
 
 def await_ready(
@@ -87,10 +87,10 @@ def _await_completion(plan: ServerPlan, starting: Starting, progress: Callable[[
     """Wait for a completion. /health is not enough: it can answer 200 while every completion fails."""
     process, shown = starting.process, ""
     while not _returns_completion(starting.url, plan.served_model_name):
-        server.check_alive(process, plan.kind)
+        server.check_alive(process)
         check()
         if time.monotonic() - starting.launched_at > plan.startup_timeout_s:
-            raise server.error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s), plan.kind)
+            raise server.error_of(process, End(exit_code=None, waited_s=plan.startup_timeout_s))
         last = (tail(process.log, 1) or [""])[0]
         if last != shown:
             progress(f"server starting: {last}")

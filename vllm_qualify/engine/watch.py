@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ def watching_server(
 
     If the server does not answer, the thread ends up to SCRAPE_TIMEOUT_S after the block.
     """
-    return _writing_samples(folder / SCRAPES, _scrapes(metrics_url, families), every_s)
+    return _writing_samples(folder / SCRAPES, (scrape_metrics(metrics_url, families) for _ in count()), every_s)
 
 
 @contextmanager
@@ -206,11 +207,6 @@ def _read_proc(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _scrapes(metrics_url: str, families: Collection[str]) -> Generator[Scrape]:
-    while True:
-        yield scrape_metrics(metrics_url, families)
 
 
 def scrape_metrics(metrics_url: str, families: Collection[str]) -> Scrape:

@@ -58,13 +58,7 @@ def find_leftovers() -> list[Leftover]:
     with docker_host(STAGE) as host:
         containers = host.api.containers(all=True, filters={"label": [RUN_LABEL, OWNER_LABEL]})
     return [
-        Leftover(
-            id=about["Id"],
-            name=about["Names"][0].lstrip("/"),
-            run=about["Labels"][RUN_LABEL],
-            cell=about["Labels"].get(CELL_LABEL, ""),
-            state=about["State"],
-        )
+        Leftover(id=about["Id"], name=about["Names"][0].lstrip("/"), run=about["Labels"][RUN_LABEL])
         for about in containers
         if _is_orphan(about["Labels"][OWNER_LABEL])
     ]

@@ -6,14 +6,13 @@ traceback, and nothing that the server survived. If the log has no sign, the way
 """
 
 import re
-from collections.abc import Sequence
 from itertools import chain, islice, takewhile
 from signal import Signals
 
 from pydantic import Field
 
 from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass, Turn
-from vllm_qualify.engine.failure.signs import SIGNS, Sign
+from vllm_qualify.engine.failure.signs import SIGNS
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -92,10 +91,8 @@ _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
 
-def classify_log(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
+def classify_log(log: str, end: End) -> Failure:
     """The failure that a server's log and end show; an empty log is classified by the end alone.
-
-    `own_signs` are those of its kind of engine. They come before SIGNS.
 
     The log is taken as it is: a caller that must not echo secrets redacts it first. At most 2000 characters of a line are
     read. Lines are returned without colours, and are cut after 1000 characters.
@@ -109,7 +106,7 @@ def classify_log(log: str, end: End, own_signs: Sequence[Sign] = ()) -> Failure:
     for index, line in enumerate(list(telling)):
         if _WITHOUT_MESSAGE.match(line) and (place := _find_message(lines, index)) is not None:
             telling[place] = _without_prefixes(lines[place])[0].strip()
-    failure = _classify_by_sign(lines, telling, [*own_signs, *SIGNS])
+    failure = _classify_by_sign(lines, telling)
     # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
     # runtime also reports the end of a helper process, which the server may have survived.
     if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
@@ -139,15 +136,15 @@ def _find_message(lines: list[str], index: int) -> int | None:
     return next((place for place in following if _without_prefixes(lines[place])[0].strip()), None)
 
 
-def _classify_by_sign(lines: list[str], telling: list[str], signs: Sequence[Sign]) -> Failure | None:
+def _classify_by_sign(lines: list[str], telling: list[str]) -> Failure | None:
     text = "\n".join(telling)
-    found = [(order, match) for order, sign in enumerate(signs) if (match := sign.pattern.search(text))]
+    found = [(order, match) for order, sign in enumerate(SIGNS) if (match := sign.pattern.search(text))]
     places = [(text.count("\n", 0, match.start()), order, match) for order, match in found]
-    matches = [place for place in places if _passes_through(signs[place[1]].through, lines, place[0])]
+    matches = [place for place in places if _passes_through(SIGNS[place[1]].through, lines, place[0])]
     if not matches:
         return None
     first, order, match = min(matches, key=lambda candidate: candidate[:2])
-    sign = signs[order]
+    sign = SIGNS[order]
     groups = match.groupdict(default="")
     problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
     head = text.count("\n", 0, match.start("telling")) if "telling" in groups else first
@@ -236,8 +233,8 @@ def _signal_name(signal: int) -> str:
         return f"signal {signal}"
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
+def _shorten(text: str, most_chars: int = _LONGEST_QUOTE) -> str:
+    return text if len(text) <= most_chars else f"{text[:most_chars]} …"
 
 
 def _make_failure(
@@ -250,5 +247,5 @@ def _make_failure(
         retry=meaning.retry if retry is None else retry,
         problem=problem,
         remedy=remedy or meaning.remedy,
-        lines=[line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} …" for line in lines[:MOST_LINES]],
+        lines=[_shorten(line, _LONGEST_LINE) for line in lines[:MOST_LINES]],
     )

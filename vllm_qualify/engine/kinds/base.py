@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import yaml
 from pydantic import JsonValue
 
-from vllm_qualify.engine.failure.signs import Sign
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 # The share of what prompts do not have in common that may hit a prefix cache all the same.
@@ -56,10 +55,6 @@ class Counted(NamedTuple):
     def gained(self, name: str) -> float:
         """How much a counter grew; a missing counter is 0."""
         return self.after.get(name, 0.0) - self.before.get(name, 0.0)
-
-    def share(self, hits: str, of: str) -> float | None:
-        """Which share of one counter's growth is that of another; None if there was none."""
-        return self.gained(hits) / self.gained(of) if self.gained(of) > 0 else None
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Why nothing follows from these counters; empty if both pages have them."""
@@ -139,7 +134,6 @@ class EngineKind:
     start_log: StartLog | None = None  # finds the parts of a start in its log; None if they are not read
     identities: Callable[[str], list[Identity]] | None = None
     """Finds in its log what each of its processes says that it serves; None if its log does not say it."""
-    failures: tuple[Sign, ...] = ()  # signs in its log that come before those that all kinds share
     is_held_to_contract: bool = False  # whether its servers are asked for the API's contract, unless a recipe says otherwise
     not_offered: Mapping[str, str] = field(default_factory=dict)  # contract checks that it cannot meet, each with the reason
 

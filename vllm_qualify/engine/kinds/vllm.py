@@ -58,7 +58,8 @@ def _load_problems(counted: Counted, under: Conditions) -> list[str]:
 
 
 def _hit_share(counted: Counted) -> float | None:
-    return counted.share(KIND.total("prefix_hits"), KIND.total("prefix_queries"))
+    hits, queries = (counted.gained(KIND.total(name)) for name in ("prefix_hits", "prefix_queries"))
+    return hits / queries if queries > 0 else None
 
 
 # Bounded, like every number in a log: it must not take long to match, or be too large for a number.

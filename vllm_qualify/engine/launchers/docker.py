@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from vllm_qualify.engine import image as images
@@ -106,15 +106,14 @@ class DockerLauncher:
     def shell_command(self, plan: ServerPlan, config: Path, port: int, labels: Labels) -> str:
         return shell_command(served.container_of(plan, config, port, labels))
 
-    @contextmanager
-    def letter_box(self, client: Client) -> Iterator[str]:
+    def letter_box(self, client: Client) -> AbstractContextManager[str]:
         """It is removed with its container."""
-        yield f"{served.RESULTS_INSIDE}-orders-{secrets.token_hex(4)}"
+        return nullcontext(f"{served.RESULTS_INSIDE}-orders-{secrets.token_hex(4)}")
 
-    @contextmanager
-    def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:
-        with running_command(client.runs_in, command, log, place) as process:
-            yield process
+    def run(
+        self, client: Client, command: list[str], letter_box: str, log: Path, place: str
+    ) -> AbstractContextManager[Running]:
+        return running_command(client.runs_in, command, log, place)
 
     def put(self, client: Client, file: str, body: bytes, place: str) -> None:
         put_file(client.runs_in, file, body, place)
