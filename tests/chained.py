@@ -1,6 +1,5 @@
 """Releases of one cell that follow each other, each with answers of its own, planned, judged and published by the product."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tests.approval.builder import ADA, VALID_DAYS
+from tests.builders.plans import only, plans_of
 from tests.fakes.vllm import make_engine, says_what_it_serves
 from tests.lm_eval_files import STRICT, Asked, right_but
 from tests.recipes import Document, reference
@@ -16,21 +16,15 @@ from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.gpu import Fingerprint
-from vllm_qualify.engine.provision import Engines
 from vllm_qualify.engine.server import CONFIG_FILE, LOG, config_text
-from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages import baseline
 from vllm_qualify.evidence.stages.stage import MACHINE
 from vllm_qualify.evidence.stages.table import parse
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import plan_cells
-from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import StageName
-from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.baseline import copy_baseline, with_baseline
 from vllm_qualify.runs.folder import Run, start_run
@@ -38,7 +32,6 @@ from vllm_qualify.runs.judging import judge_run
 from vllm_qualify.runs.publishing import publish_run
 from vllm_qualify.runs.tries import with_tries
 
-CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
 CELL = "reference/bf16/cpu/balanced"
 ABOUT = {"metric": "exact_match", "filter": STRICT, "unit": "fraction"}
 LEAST = ABOUT | {"minimum": 0.5}
@@ -78,11 +71,10 @@ class Cell:
 
     def plan(self, number: int, *, messages: list[str] | None = None, **against: Any) -> CellPlan:
         """The plan of a release: of the gates, those on the score, since nothing else is measured."""
-        loaded = LoadedRecipe(recipe=Recipe.model_validate(self.recipe), folder=Path("/recipes"))
         python = self.folder / "engine" / "bin" / "python"
         if not python.exists():
             make_engine(self.folder / "engine")
-        (plan,) = plan_cells(loaded, Choice(), Engines(engine=EngineEnvironment(python=python)), CPU)
+        plan = only(plans_of(self.recipe, EngineEnvironment(python=python)))
         gates = [gate for gate in plan.gates if gate.metric == "exact_match"]
         plan = plan.model_copy(update={"run_id": run_id(number), "gates": gates})
         messages = [] if messages is None else messages
@@ -134,14 +126,15 @@ def serving(plan: CellPlan, folder: Path) -> None:
     (folder / LOG).write_text(f"{says_what_it_serves(YAML(typ='safe').load(text))}\n")
 
 
-def evidence_of(run: Run, stage: StageName) -> StageEvidence:
+def evidence_of(run: Run, stage: StageName, measured: list[Measurement] | None = None) -> StageEvidence:
+    """A finished stage, with what was measured, or else with what is parsed of its files."""
     files = sorted(path for path in (run.evidence / stage).rglob("*") if path.is_file())
     return StageEvidence(
         stage=stage,
         started_at=datetime(2026, 3, 1, 8, tzinfo=UTC),
         duration_s=8.0,
         files=[describe(path, run.evidence) for path in files],
-        measurements=parse(stage, run.plan, run.evidence),
+        measurements=parse(stage, run.plan, run.evidence) if measured is None else measured,
         run_id=run.plan.run_id,
     )
 
@@ -155,5 +148,4 @@ def verdicts(report: Report) -> dict[str, str]:
 
 
 def without(plan: CellPlan, label: str) -> CellPlan:
-    gates: Sequence[Gate] = [gate for gate in plan.gates if gate.label != label]
-    return plan.model_copy(update={"gates": list(gates)})
+    return plan.model_copy(update={"gates": [gate for gate in plan.gates if gate.label != label]})

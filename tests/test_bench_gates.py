@@ -99,6 +99,8 @@ def test_quiet_loads_are_decided_by_few_starts_of_few_repeats() -> None:
     assert seen is not None
     assert seen.pair is not None
     assert seen.pair.repeats == [3] + [2] * (same.starts - 1)
+    # What both sides of a pair have cancels.
+    assert speed.release(np.random.default_rng(1), IN_TURNS, QUIET._replace(shared=0.3), 0.0).verdict == "pass"
 
 
 def test_noisy_loads_have_more_repeats_up_to_what_the_plan_allows_and_end_where_no_start_would_help() -> None:
@@ -115,11 +117,6 @@ def test_a_candidate_that_is_cold_after_each_start_is_unsteady_and_does_not_fail
     cold = speed_worlds.WORLDS["only the candidate warms up"]
     ended = [speed.release(np.random.default_rng(seed), IN_TURNS, cold, 0.0) for seed in range(10)]
     assert {each.verdict for each in ended} == {"invalid"}
-
-
-def test_what_both_sides_of_a_pair_have_cancels() -> None:
-    both = QUIET._replace(shared=0.3)
-    assert speed.release(np.random.default_rng(1), IN_TURNS, both, 0.0).verdict == "pass"
 
 
 def test_the_price_is_that_of_starts_answers_and_repeats() -> None:
@@ -161,12 +158,9 @@ def test_builds_differ_by_just_what_is_lost(flips: float, lost: float) -> None:
     assert np.mean([2 * chance * (1 - chance) for chance, _ in pairs]) == pytest.approx(flips, rel=0.1)
 
 
-def test_tensorrt_llms_threshold_is_the_published_one() -> None:
+def test_tensorrt_llms_threshold_is_the_published_one_and_wilsons_lower_bound_is_scipys() -> None:
     assert peers.tensorrt_llm_threshold(91.0, QUESTIONS) == pytest.approx(91 - 3.20, abs=0.005)
     assert peers.tensorrt_llm_visible(QUESTIONS) == pytest.approx(4.84, abs=0.005)
-
-
-def test_wilsons_lower_bound_is_scipys() -> None:
     wilson = stats.binomtest(1200, QUESTIONS).proportion_ci(0.9, method="wilson")
     assert peers.wilson_lower(1200, QUESTIONS) == pytest.approx(wilson.low)
 

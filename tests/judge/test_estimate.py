@@ -28,25 +28,20 @@ def plan(*gates: Gate, gpus: int = 4, beside: int = 0, price: float | None = 2.5
 
 
 @pytest.mark.parametrize(
-    ("seconds", "message"),
+    ("about", "seconds", "message"),
     [
-        ((650.0, 1300.0), "11 to 22 min, 43 to 87 GPU-min, $1.81 to $3.61"),
-        ((650.0,), "11 min, 43 GPU-min, $1.81"),
-        ((6.0, 6.1), "0.1 min, 0.4 GPU-min, $0.02"),
-        ((60000.0,), "1,000 min, 4,000 GPU-min, $166.67"),
+        ({}, (650.0, 1300.0), "11 to 22 min, 43 to 87 GPU-min, $1.81 to $3.61"),
+        ({}, (650.0,), "11 min, 43 GPU-min, $1.81"),
+        ({}, (6.0, 6.1), "0.1 min, 0.4 GPU-min, $0.02"),
+        ({}, (60000.0,), "1,000 min, 4,000 GPU-min, $166.67"),
+        # In turns the GPUs of both servers count. Without GPUs or a price nothing is reported of them.
+        ({"beside": 2}, (600.0,), "10 min, 60 GPU-min, $2.50"),
+        ({"gpus": 0}, (600.0,), "10 min, $0.42"),
+        ({"gpus": 0, "price": None}, (600.0,), "10 min"),
     ],
 )
-def test_time_is_reported_in_minutes_of_the_machine_and_of_all_its_gpus(seconds: tuple[float, ...], message: str) -> None:
-    assert cost_in_words(plan(), *seconds) == message
-
-
-def test_in_turns_the_gpus_of_both_servers_count() -> None:
-    assert cost_in_words(plan(beside=2), 600.0) == "10 min, 60 GPU-min, $2.50"
-
-
-def test_without_gpus_or_a_price_nothing_is_reported_of_them() -> None:
-    assert cost_in_words(plan(gpus=0), 600.0) == "10 min, $0.42"
-    assert cost_in_words(plan(gpus=0, price=None), 600.0) == "10 min"
+def test_time_is_in_minutes_of_machine_and_gpus(about: dict[str, Any], seconds: tuple[float, ...], message: str) -> None:
+    assert cost_in_words(plan(**about), *seconds) == message
 
 
 @pytest.mark.parametrize(
@@ -63,14 +58,16 @@ def test_before_the_first_repeat_the_gates_say_how_long_it_may_take(tmp_path: Pa
     assert line_before_load(plan(*gates), tmp_path) == expected
 
 
-def test_in_turns_a_repeat_takes_twice_as_long(tmp_path: Path) -> None:
+def test_in_turns_a_repeat_takes_twice_as_long_and_a_single_one_is_said_to_be_one(tmp_path: Path) -> None:
     assert "of about 260 s" in line_before_load(plan(THROUGHPUT, beside=4), tmp_path)
+    assert line_before_load(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
 
 
 def test_without_anything_known_the_first_repeat_will_tell(tmp_path: Path) -> None:
     message = line_before_load(plan(TTFT, time_budget_s=900.0), tmp_path)
     bound = "600 min, 2,400 GPU-min, $100.00; within time_budget_s 900"
     assert message == f"load: 3 to 10 repeats; the first one will show how long they take, and by time_limit_s up to {bound}"
+    assert "the first one will show" in line_before_load(cell_plan([TTFT]), tmp_path), "of a baseline that cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -88,23 +85,13 @@ def test_it_says_how_often_the_server_may_be_started_again(tmp_path: Path, start
         assert line_before_load(planned, tmp_path).partition("; then")[2] == expected.partition("; then")[2]
 
 
-def test_a_single_repeat_is_one(tmp_path: Path) -> None:
-    assert line_before_load(plan(THROUGHPUT, repeats=1, most_repeats=1), tmp_path).startswith("load: 1 repeat of about 130 s")
-
-
-@pytest.mark.parametrize(("clients", "message"), [(4, "as fast as the baseline"), (8, "the first one will show")])
+# 84 replies of 8 tokens at 513 tokens a second.
+@pytest.mark.parametrize(("clients", "message"), [(4, "of about 1 s, as fast as the baseline"), (8, "the first one will show")])
 def test_a_baseline_with_as_many_clients_tells_how_long_it_takes(tmp_path: Path, clients: int, message: str) -> None:
     keep_history(tmp_path, CAPTURED)
     plan = cell_plan([TTFT])
     load = plan.load.model_copy(update={"max_concurrency": clients, "num_prompts": 80})
-    # 84 replies of 8 tokens at 513 tokens a second
     assert message in line_before_load(plan.model_copy(update={"load": load}), tmp_path)
-    if clients == 4:
-        assert "of about 1 s" in line_before_load(plan.model_copy(update={"load": load}), tmp_path)
-
-
-def test_a_baseline_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
-    assert "the first one will show" in line_before_load(cell_plan([TTFT]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +116,9 @@ def test_after_the_first_repeat_and_at_each_look_it_is_reported_again(made: Made
 
 
 def test_a_first_repeat_that_is_a_look_tells_what_is_undecided() -> None:
+    more = "102 min, 408 GPU-min, $17.00; within time_budget_s 900"
     message = line_after_repeat(plan(repeats=1, time_budget_s=900.0), Made(1, 680.0, ["ttft_p50_ms"]))
-    assert message == (
-        "load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: 102 min, 408 GPU-min, $17.00; within time_budget_s 900"
-    )
+    assert message == f"load: after 1 repeat undecided: ttft_p50_ms; up to 9 more: {more}"
 
 
 def plan_task(task: str, repetitions: int, **settings: Any) -> TaskPlan:

@@ -36,9 +36,7 @@ def test_a_margin_holds_the_reach_of_a_wrong_verdict_and_of_none() -> None:
         pytest.param(MARGIN, 4 * MARGIN, LEVELS.false_fail_at_margin, id="what the gate allows, badly known"),
     ],
 )
-def test_a_release_that_lost_nothing_has_more_protection_than_one_at_its_margin(
-    lost: float, error: float, at_most: float
-) -> None:
+def test_a_release_without_a_loss_has_more_protection_than_one_at_its_margin(lost: float, error: float, at_most: float) -> None:
     def interval_at(levels: Levels, seen: float) -> Interval:
         return Interval(lower=seen - error * float(stats.norm.isf(levels.false_fail)), upper=1.0)
 
@@ -48,20 +46,10 @@ def test_a_release_that_lost_nothing_has_more_protection_than_one_at_its_margin(
     assert fails / runs <= at_most + 3 * (at_most / runs) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("lost", "hardly"),
-    [
-        pytest.param(0.0, False, id="without a loss"),
-        pytest.param(MARGIN, True, id="at the margin"),
-        pytest.param(2 * MARGIN, False, id="twice the margin"),
-    ],
-)
-def test_only_a_difference_near_the_margin_is_hardly_decided(lost: float, *, hardly: bool) -> None:
+def test_only_a_difference_near_the_margin_is_hardly_decided() -> None:
     halfway = normal(MARGIN / errors_in_margin(LEVELS) * 2**0.5)
-    assert is_hardly_decided(lost, halfway, MARGIN, LEVELS) is hardly
-
-
-def test_what_is_hardly_known_may_still_be_decided_and_complete_information_is_not_hardly_anything() -> None:
+    assert [is_hardly_decided(lost, halfway, MARGIN, LEVELS) for lost in (0.0, MARGIN, 2 * MARGIN)] == [False, True, False]
+    # What is hardly known may still be decided, and complete information is not hardly anything.
     assert not is_hardly_decided(MARGIN, normal(MARGIN), MARGIN, LEVELS)
     assert not is_hardly_decided(MARGIN, normal(MARGIN / errors_in_margin(LEVELS) / 2), MARGIN, LEVELS)
 

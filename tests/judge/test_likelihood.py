@@ -107,7 +107,7 @@ def test_the_increase_and_the_agreement_are_those_of_the_replies(file: str, evid
     assert (gained.unit, agreed.unit, gained.against, agreed.against) == ("nat/tok", "fraction", RUN, RUN)
 
 
-def test_the_regressed_copy_finds_the_answers_less_likely(evidence: Path) -> None:
+def test_the_regressed_copy_finds_the_answers_less_likely_and_disagrees_about_more_tokens(evidence: Path) -> None:
     gate_verdict = verdict(increase(bound=0.1), evidence)
     assert gate_verdict.verdict == "pass"
     assert gate_verdict.value is not None
@@ -115,9 +115,6 @@ def test_the_regressed_copy_finds_the_answers_less_likely(evidence: Path) -> Non
     assert verdict(increase("text_nll_nat_per_tok", 1e-9), evidence).verdict == "fail"
     # Most of the increase is of one answer of eight, so that it is far from sure.
     assert verdict(increase(bound=0.005), evidence).verdict == "inconclusive"
-
-
-def test_it_disagrees_about_more_tokens(evidence: Path) -> None:
     assert verdict(agreement("text_top1_share", 0.5), evidence).verdict == "pass"
     assert verdict(agreement("text_top1_share", 0.999), evidence).verdict == "fail"
 
@@ -175,17 +172,11 @@ def test_scores_of_either_that_are_gone_or_cut_are_no_comparison(metric: str, fi
     assert f"No such file or directory: {file}.jsonl" in reason(increase(metric), evidence)
 
 
-def test_texts_that_are_not_the_plans_are_no_comparison(evidence: Path) -> None:
-    rewrite(evidence / "likelihood" / "given-texts.jsonl", lambda lines: lines[0].update(text="Another."))
-    assert "the texts are not those of the plan" in reason(increase("text_nll_nat_per_tok"), evidence)
-
-
-def test_another_model_than_the_baselines_is_no_comparison(evidence: Path) -> None:
+def test_another_model_other_texts_or_no_answers_are_no_comparison(evidence: Path) -> None:
     plan = against(plan_of(), served_model_name="other")
     assert "of the model reference, not other" in reason(increase(), evidence, plan)
-
-
-def test_without_answers_there_is_nothing_to_score(evidence: Path) -> None:
+    rewrite(evidence / "likelihood" / "given-texts.jsonl", lambda lines: lines[0].update(text="Another."))
+    assert "the texts are not those of the plan" in reason(increase("text_nll_nat_per_tok"), evidence)
     shutil.rmtree(evidence / "baseline" / "accuracy")
     assert "no task has answers with a text" in reason(increase(), evidence)
 
@@ -199,16 +190,9 @@ def test_a_run_that_becomes_a_baseline_scores_its_own_answers(evidence: Path) ->
     assert compare(plan, evidence, measured) == []
     assert not_established(plan, evidence, measured) == []
     (evidence / "likelihood" / "answers.jsonl").unlink()
-    lacking = not_established(plan, evidence, parse("likelihood", plan, evidence))
-    assert [gate.label for gate, _ in lacking] == [
-        "answer_nll_nat_per_tok against the baseline",
-        "answer_top1_share against the baseline",
-    ]
-
-
-def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
-    plan = plan_of(baseline=None, establishes=False)
-    assert not plan.scores_answers
+    lacking = [gate.label for gate, _ in not_established(plan, evidence, parse("likelihood", plan, evidence))]
+    assert lacking == ["answer_nll_nat_per_tok against the baseline", "answer_top1_share against the baseline"]
+    assert not plan_of(baseline=None, establishes=False).scores_answers
 
 
 @pytest.mark.parametrize(
@@ -222,9 +206,11 @@ def test_a_run_without_a_baseline_that_becomes_none_scores_nothing() -> None:
         (SCORED.model_copy(update={"texts": Path("/elsewhere"), "settings": Likelihood(time_limit_s=1.0)}), None),
     ],
 )
-def test_what_the_baseline_scored_must_be_the_same(then: LikelihoodPlan | None, message: str | None) -> None:
+def test_what_the_baseline_scored_must_be_the_same_for_a_gate_on_it(then: LikelihoodPlan | None, message: str | None) -> None:
     difference = likelihood_differs(against(plan_of(), likelihood=then))
     assert message in (difference or "") if message else difference is None
+    other = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.05, unit="fraction")
+    assert likelihood_differs(against(plan_of(other), likelihood=then)) is None
 
 
 def test_of_a_baseline_that_scored_fewer_answers_just_these_are_compared(evidence: Path) -> None:
@@ -244,11 +230,6 @@ def test_the_verdict_says_how_rare_a_change_can_go_unseen(evidence: Path) -> Non
             "the whole interval meets the bound; the interval does not have a change that hits fewer than 35 % of the texts,"
             " which 8 cannot show: 16 would show one that hits 20 %"
         )
-
-
-def test_without_a_gate_nothing_need_be_the_same() -> None:
-    other = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.05, unit="fraction")
-    assert likelihood_differs(against(plan_of(other), likelihood=None)) is None
 
 
 def test_cells_of_one_server_share_what_they_score_alike() -> None:

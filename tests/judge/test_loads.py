@@ -37,13 +37,11 @@ def interval_of(planned: LoadPlan, ours: Repeats, theirs: Repeats) -> Interval:
     return interval
 
 
-def test_one_start_alone_passes_nothing_near_its_margin_and_more_that_agree_do() -> None:
+def test_one_start_alone_decides_nothing_near_its_margin_and_more_that_agree_do() -> None:
     """By what is assumed two starts may differ by 2 %."""
     one, three = (interval_of(plan(), *times(1.01, starts)) for starts in (1, 3))
     assert three.upper < 0.025 < one.upper
-
-
-def test_a_slowdown_that_starts_can_explain_is_no_fail_of_one_start_and_a_large_one_is() -> None:
+    # What starts can explain is no fail, and a large slowdown is.
     small, large = (interval_of(plan(), *times(slower, 1)) for slower in (1.04, 1.3))
     assert small.lower < 0.025 < large.lower
 

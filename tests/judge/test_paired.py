@@ -43,9 +43,7 @@ def test_noise_is_half_the_rate_at_which_two_repetitions_differ() -> None:
     """Of 1,000 questions, each asked twice, 40 are answered once right and once wrong."""
     totals = answers([2] * 900 + [0] * 60 + [1] * 40, [2] * 1000)
     assert totals.noise == pytest.approx(0.04 / 2, abs=0.001)
-
-
-def test_no_difference_in_a_few_answers_is_not_none_at_all() -> None:
+    # No difference in a few answers is not none at all.
     assert answers([2] * 100, [2] * 100).noise == pytest.approx(0.005)
     assert math.isnan(answers([1] * 100, [1] * 100).noise)
 
@@ -74,16 +72,12 @@ def test_questions_that_were_not_asked_add_to_the_error() -> None:
     assert loss(baseline, half, MARGIN).error > math.sqrt(2) * loss(baseline, whole, MARGIN).error
 
 
-def test_a_candidate_that_is_noisier_than_its_baseline_is_judged_by_its_own_noise() -> None:
-    calm = answers([5] * 1000, [5] * 1000)
-    noisy = answers([1] * 200 + [2] * 800, [2] * 1000)
+def test_a_candidate_that_is_noisier_than_its_baseline_is_judged_by_its_own_noise_and_others_by_that_of_both() -> None:
+    noisy, calm = answers([1] * 200 + [2] * 800, [2] * 1000), answers([5] * 1000, [5] * 1000)
     assert noise(calm, noisy) == noisy.noise
     assert noise(calm, answers([1] * 1000, [1] * 1000)) == calm.noise
-
-
-def test_builds_that_were_asked_equally_often_tell_of_the_noise_together() -> None:
-    noisy, calm = answers([1] * 200 + [2] * 800, [2] * 1000), answers([2] * 1000, [2] * 1000)
-    assert noise(noisy, calm) == pytest.approx((noisy.noise + calm.noise) / 2)
+    as_often = answers([2] * 1000, [2] * 1000)
+    assert noise(noisy, as_often) == pytest.approx((noisy.noise + as_often.noise) / 2)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +101,8 @@ def test_an_interval_is_as_wide_as_its_sides_ask(below: float, above: float) -> 
     interval = interval_of(make_loss(0.004, 0.002, QUESTIONS), Sides(below, above))
     assert interval.lower == pytest.approx(stats.norm.ppf(below, 0.004, 0.002))
     assert interval.upper == pytest.approx(stats.norm.isf(above, 0.004, 0.002))
-
-
-def test_no_loss_lies_outside_of_all_questions() -> None:
+    # No loss lies outside of all questions.
     assert interval_of(make_loss(0.5, 1.0, 2), Sides(0.01, 0.01)) == Interval(lower=-1, upper=1)
-
-
-def noisy() -> Answers:
-    """Hundred questions, each asked four times and right in three."""
-    return answers([3] * 100, [4] * 100)
 
 
 def record(scores: list[list[float]], starts: list[int] | None = None, topics: list[int] | None = None) -> Record:
@@ -205,8 +192,8 @@ def test_what_repetitions_have_in_common_is_not_known_of(answers: Record) -> Non
 
 def test_repetitions_add_their_variance_by_their_numbers() -> None:
     """The means of both builds' repetitions have 0.03 and 0.01, with 3 degrees of freedom and 1; by hand 0.025 of both."""
-    still = replace(noisy(), repeated=Repeated(1 / 4, 0.03, 3))
-    other = replace(noisy(), repeated=Repeated(1 / 2, 0.01, 1))
+    noisy = answers([3] * 100, [4] * 100)
+    still, other = (replace(noisy, repeated=Repeated(*each)) for each in ((1 / 4, 0.03, 3), (1 / 2, 0.01, 1)))
     difference = loss(still, other, MARGIN, over_starts=False)
     assert difference.together is not None
     assert loss(still, other, MARGIN).together is None
@@ -347,15 +334,11 @@ def test_builds_that_always_answer_alike_are_decided(changed: float) -> None:
     rng = np.random.default_rng(1)
     verdicts, asked = {}, 0
     for lost in (0.0, 0.0084, 0.015):
-        ended = [_steady(rng, changed, lost) for _ in range(40)]
+        pairs = (map(answer_worlds.Build, worlds.steady_builds(rng, QUESTIONS, changed, lost)) for _ in range(40))
+        ended = [accuracy.of_one_start(rng, ONE_START, answer_worlds.BuildPair(*builds)) for builds in pairs]
         verdicts[lost] = [one.verdict for one in ended]
         asked += sum(one.asked for one in ended) if lost == 0 else 0
     assert set(verdicts[0.0]) == {"pass"}
     assert verdicts[0.0084].count("pass") <= 0.05 * 40
     assert set(verdicts[0.015]) == {"fail"}
     assert asked <= 1.25 * 40 * QUESTIONS
-
-
-def _steady(rng: np.random.Generator, changed: float, lost: float) -> accuracy.OneStart:
-    builds = map(answer_worlds.Build, worlds.steady_builds(rng, QUESTIONS, changed, lost))
-    return accuracy.of_one_start(rng, ONE_START, answer_worlds.BuildPair(*builds))

@@ -32,24 +32,14 @@ Judged = Callable[..., Worsening]
 
 
 @BOTH
-@pytest.mark.parametrize(("candidate", "baseline", "direction"), [(LONGER, TIMES, "lower"), (TIMES, LONGER, "higher")])
-def test_what_is_worse_lies_above_zero(
-    judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
-) -> None:
+@pytest.mark.parametrize(("longer_is", "direction"), [("worse", "lower"), ("better", "higher")])
+def test_what_is_worse_lies_above_zero_and_what_is_better_below(judged: Judged, longer_is: str, direction: Direction) -> None:
     """A time that is longer, a rate that is lower: both 1.1 times worse."""
-    change = judged(candidate, baseline, direction, AT)
-    assert change.value == pytest.approx(0.1, abs=0.005)
-    assert 0 < change.interval.lower < change.value < change.interval.upper
-
-
-@BOTH
-@pytest.mark.parametrize(("candidate", "baseline", "direction"), [(TIMES, LONGER, "lower"), (LONGER, TIMES, "higher")])
-def test_what_is_better_lies_below_zero(
-    judged: Judged, candidate: list[float], baseline: list[float], direction: Direction
-) -> None:
-    change = judged(candidate, baseline, direction, AT)
-    assert change.value == pytest.approx(1 / 1.1 - 1, abs=0.005)
-    assert change.interval.upper < 0
+    longer, shorter = judged(LONGER, TIMES, direction, AT), judged(TIMES, LONGER, direction, AT)
+    worse, better = (longer, shorter) if longer_is == "worse" else (shorter, longer)
+    assert (worse.value, better.value) == pytest.approx((0.1, 1 / 1.1 - 1), abs=0.005)
+    assert 0 < worse.interval.lower < worse.value < worse.interval.upper
+    assert better.interval.upper < 0
 
 
 @BOTH
@@ -71,20 +61,13 @@ def test_pairs_cancel_what_touched_both() -> None:
     assert apart.interval.lower < 0
 
 
-def test_repeats_in_turns_have_the_interval_of_students_test() -> None:
-    change = in_turns(LONGER, TIMES, "lower", AT)
-    test = stats.ttest_rel(np.log(LONGER), np.log(TIMES))
-    assert change.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
-    assert change.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
-
-
-def test_repeats_beside_a_history_have_the_interval_of_welchs_test() -> None:
-    history = [20.0, 20.1, 19.8, 20.4, 19.9, 22.0]
-    longer = [*LONGER, 22.3]
-    change = from_history(longer, history, "lower", AT)
-    test = stats.ttest_ind(np.log(longer), np.log(history), equal_var=False)
-    assert change.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
-    assert change.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
+def test_repeats_in_turns_have_the_interval_of_students_test_and_those_beside_a_history_that_of_welchs() -> None:
+    history, longer = [20.0, 20.1, 19.8, 20.4, 19.9, 22.0], [*LONGER, 22.3]
+    paired = in_turns(LONGER, TIMES, "lower", AT), stats.ttest_rel(np.log(LONGER), np.log(TIMES))
+    apart = from_history(longer, history, "lower", AT), stats.ttest_ind(np.log(longer), np.log(history), equal_var=False)
+    for change, test in (paired, apart):
+        assert change.interval.lower == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.below).low))
+        assert change.interval.upper == pytest.approx(math.expm1(test.confidence_interval(1 - 2 * AT.above).high))
 
 
 @pytest.mark.parametrize(("candidate", "history"), [(LONGER, [20.0, 21.0]), ([22.0, 23.0], TIMES)])
@@ -119,12 +102,9 @@ def test_too_few_repeats_are_refused(judged: Judged, repeats: list[float]) -> No
         judged(repeats, repeats, "lower", AT)
 
 
-def test_a_history_of_one_repeat_is_refused() -> None:
+def test_a_history_of_one_repeat_and_a_repeat_without_its_pair_are_refused() -> None:
     with pytest.raises(ValueError, match="two repeats of each"):
         from_history(LONGER, [20.0], "lower", AT)
-
-
-def test_a_repeat_without_its_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="argument 2 is longer"):
         in_turns(LONGER[:2], TIMES, "lower", AT)
 
@@ -162,8 +142,7 @@ def test_one_start_has_what_is_assumed_of_both_builds() -> None:
 
 
 def test_what_is_known_of_starts_makes_it_surer() -> None:
-    calm = EarlierRuns(starts=part(0.0005**2))
-    pair = [22.0, 22.0], [20.0, 20.0]
+    calm, pair = EarlierRuns(starts=part(0.0005**2)), ([22.0, 22.0], [20.0, 20.0])
     assert width(over_starts(*pair, [1, 1], calm)) < width(over_starts(*pair, [1, 1])) / 2
 
 
@@ -182,10 +161,9 @@ def test_noise_is_within_the_starts() -> None:
 
 def test_what_is_known_of_days_counts_for_both_builds() -> None:
     change = from_history([22.0, 22.0], [20.0, 20.0], "lower", AT, EarlierRuns(days=part(0.01**2)))
-    # history has at most 10 degrees of freedom
-    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(
-        math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 10), rel=3e-3
-    )
+    # History has at most 10 degrees of freedom.
+    expected = math.sqrt(2) * 0.01 * stats.t.isf(AT.above, 10)
+    assert math.log1p(change.interval.upper) - math.log(1.1) == pytest.approx(expected, rel=3e-3)
 
 
 @given(logs=st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(-0.1, 0.1), st.integers(1, 3)), min_size=2, max_size=8))

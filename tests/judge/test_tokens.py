@@ -85,25 +85,19 @@ def test_longer_answers_are_found(times: float, expected: str, evidence: Path) -
     assert row.label == "output_tok_per_answer (gsm8k) against the baseline"
     assert all((evidence / path).is_file() for path in row.traced_to)
     assert verdict(evidence) == expected
+    # By hand: 0.916 ** 40 is 3 %.
+    unseen = "a change that hits fewer than 8.4 % of the questions, which 40 cannot show: 80 would show one that hits 4.3 %"
+    assert row.not_in_interval == [FIRST_STARTS, unseen]
 
 
-def test_a_few_answers_that_are_much_longer_leave_it_open(evidence: Path) -> None:
+def test_a_few_answers_that_are_much_longer_leave_it_open_and_no_question_is_asked_again_for_it(evidence: Path) -> None:
     """40 times 69.5 tokens, and the first has 500 more: 1.18 times as many. Other questions could have none that is longer."""
-    keep_baseline(evidence, long())
-    usual = long()
+    plan, usual = cell_plan([gate()]), long()
+    keep_baseline(evidence, usual)
     ask(evidence, lambda question, _: Reply(1.0, tokens=550) if question == QUESTIONS[0] else usual(question, 1))
-    assert compare_tokens(cell_plan([gate()]), evidence).value == pytest.approx(500 / 2780)
+    assert compare_tokens(plan, evidence).value == pytest.approx(500 / 2780)
     assert verdict(evidence) == "inconclusive"
-
-
-def test_the_verdict_says_how_rare_a_change_can_go_unseen(evidence: Path) -> None:
-    """By hand: 0.916 ** 40 is 3 %."""
-    keep_baseline(evidence, long())
-    ask(evidence, long())
-    assert compare_tokens(cell_plan([gate()]), evidence).not_in_interval == [
-        FIRST_STARTS,
-        "a change that hits fewer than 8.4 % of the questions, which 40 cannot show: 80 would show one that hits 4.3 %",
-    ]
+    assert accuracy_decided(plan, evidence, plan.accuracy[0])
 
 
 @pytest.mark.parametrize(("samples", "value"), [(1, 0.05), (2, 0.1)])
@@ -132,28 +126,13 @@ def test_until_all_were_asked_nothing_is_decided(evidence: Path) -> None:
     assert not accuracy_decided(plan, evidence, plan.accuracy[0])
 
 
-def test_asking_ends_when_the_gate_is_decided_and_not_for_it_again(evidence: Path) -> None:
-    plan = cell_plan([gate()])
-    keep_baseline(evidence, long())
-    usual = long()
-    uneven: Answering = lambda question, _: Reply(1.0, tokens=550) if question == QUESTIONS[0] else usual(question, 1)  # noqa: E731
-    folder = ask(evidence, uneven, steps=BLOCKS)
-    assert accuracy_decided(plan, evidence, plan.accuracy[0])
-    assert not folder.joinpath("r2-b1").exists()
-    assert verdict(evidence) == "inconclusive"
-
-
 # --- What is not known
-
-
-def drop_replies(folder: Path, lines: int = 1) -> None:
-    path = folder / "r1-b2" / REPLIES
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[lines:]))
 
 
 def test_an_answer_whose_tokens_were_not_kept_is_no_answer_of_0_tokens(evidence: Path) -> None:
     keep_baseline(evidence, long())
-    drop_replies(ask(evidence, long(0.5)))
+    path = ask(evidence, long(0.5)) / "r1-b2" / REPLIES
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
     message = reason(compare_tokens(cell_plan([gate()]), evidence))
     assert "of 1 of 40 answers it was not kept how many tokens they have" in message
     assert verdict(evidence) == "invalid"
@@ -247,17 +226,11 @@ def test_an_answer_far_longer_than_the_rest_reaches_further_up_than_students_t()
     assert t < -1.850
 
 
-def test_one_question_or_a_baseline_that_scatters_too_much_has_no_interval() -> None:
+def test_one_question_or_a_baseline_that_scatters_too_much_has_no_interval_and_no_tokens_have_no_value() -> None:
     assert worsening([10.0], [15.0], AT) == (0.5, None)
     assert worsening([1.0, 1.0, 1.0, 1000.0], [1.0, 1.0, 1000.0, 1.0], AT)[1] is None
-
-
-def test_answers_that_are_all_alike_leave_no_doubt() -> None:
     interval = interval_of([10.0, 20.0] * 10, [15.0, 30.0] * 10)
-    assert (interval.lower, interval.upper) == pytest.approx((0.5, 0.5))
-
-
-def test_nothing_is_so_many_times_no_tokens() -> None:
+    assert (interval.lower, interval.upper) == pytest.approx((0.5, 0.5)), "answers that are all alike leave no doubt"
     with pytest.raises(ValueError, match="have no tokens"):
         worsening([0.0, 0.0], [1.0, 2.0], AT)
 

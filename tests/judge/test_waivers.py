@@ -36,9 +36,7 @@ NOTHING = invalid("exact_match", "no samples", "x", task="gsm8k", filter="strict
         (scored(452), TOO_LATE, "inconclusive", "inconclusive"),
     ],
 )
-def test_a_waived_gate_keeps_its_verdict_and_does_not_decide_the_cell(
-    measured: Measurement, today: date, own: Verdict, of_the_cell: Verdict
-) -> None:
+def test_a_waived_gate_does_not_decide_the_cell(measured: Measurement, today: date, own: Verdict, of_the_cell: Verdict) -> None:
     smoke = valid("smoke_usage", 1.0, "x", sample_count=2)
     judgement = judge([SMOKE, ACCURACY], [smoke, measured], "cell", waivers=[WAIVER], today=today)
     verdict = judgement.gates[1]

@@ -121,9 +121,7 @@ def test_a_trace_that_cannot_be_replayed_is_refused(
     assert raised.value.problem == message
 
 
-def test_a_trace_that_is_too_short_for_its_gates_is_refused(
-    document: Document, engine: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_a_trace_too_short_for_its_gates_is_refused(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
     gate = {"metric": "ttft_p90_ms", "maximum": 500.0, "unit": "ms"}
     with pytest.raises(CallerError, match="it has 7 requests, and the gates need 44"):
         with_trace(document, engine, tmp_path, rows_of(7), gate)
@@ -222,13 +220,12 @@ def test_a_task_of_a_longer_context_than_the_server_takes_is_refused(document: D
         plans_of(document, engine, choice=Choice(profile="latency"))
 
 
-def test_a_task_of_a_context_that_the_server_takes_is_planned(document: Document, engine: EngineEnvironment) -> None:
-    document = of_long_contexts(document, "long_8192", 8192)
-    (task,) = only(plans_of(document, engine, choice=Choice(profile="latency"))).accuracy
-    assert (task.settings.context_tok, task.settings.long_reply_tok) == (8192, 128)
-
-
-def test_a_task_of_ones_own_may_have_such_a_name(document: Document, engine: EngineEnvironment, tmp_path: Path) -> None:
-    document = of_long_contexts(document, "long_8192", 1024, task_folder=str(tmp_path))
-    (task,) = only(plans_of(document, engine, choice=Choice(profile="latency"))).accuracy
-    assert task.settings.context_tok is None
+def test_a_task_of_a_context_that_the_server_takes_is_planned_and_one_of_ones_own_may_have_such_a_name(
+    document: Document, engine: EngineEnvironment, tmp_path: Path
+) -> None:
+    cases: list[tuple[int, Document, object]] = [(8192, {}, 8192), (1024, {"task_folder": str(tmp_path)}, None)]
+    for most, settings, context_tok in cases:
+        document = of_long_contexts(document, "long_8192", most, **settings)
+        (task,) = only(plans_of(document, engine, choice=Choice(profile="latency"))).accuracy
+        assert task.settings.context_tok == context_tok
+        assert context_tok is None or task.settings.long_reply_tok == 128

@@ -46,9 +46,7 @@ def saved(folder: Path, config: object) -> str:
         ({"presence_penalty": 0.5}, NEW, "presence_penalty 0.5, which changes every reply"),
     ],
 )
-def test_each_kind_of_setting_is_told_with_its_effect_and_the_remedy(
-    config: object, version: str, said: str, tmp_path: Path
-) -> None:
+def test_each_kind_of_setting_is_told_with_effect_and_remedy(config: object, version: str, said: str, tmp_path: Path) -> None:
     (warning,) = generation_warnings(plan(saved(tmp_path / "model", config)), version)
     assert warning.startswith("the model's generation_config.json has ")
     assert said in warning
@@ -93,6 +91,7 @@ def test_a_folder_that_is_named_is_read_in_place_of_the_models(tmp_path: Path) -
     named = saved(tmp_path / "other", {"top_p": 0.5})
     (warning,) = generation_warnings(plan(model, arguments={"generation-config": named}), NEW)
     assert "has top_p 0.5" in warning
+    assert generation_warnings(plan(model, kind="tensorrt-llm"), "1.3") == [], "another engine reads no such file"
 
 
 def test_it_is_found_in_the_hubs_cache_by_commit_and_by_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +112,6 @@ def test_a_file_that_is_none_is_said_to_be_none(config: str, tmp_path: Path) -> 
     assert warning == "the model's generation_config.json is no JSON object that vLLM could read"
 
 
-def test_another_engine_reads_no_such_file(tmp_path: Path) -> None:
-    model = saved(tmp_path / "model", SAMPLES)
-    assert generation_warnings(plan(model, kind="tensorrt-llm"), "1.3") == []
-
-
 # What vLLM takes of a file that has every key; the second argument is the file's folder.
 TAKEN = """
 import json, sys
@@ -128,9 +122,7 @@ json.dump(made.get_diff_sampling_param(), open(f"{sys.argv[2]}/taken.json", "w")
 
 
 @pytest.mark.engine
-def test_the_real_vllm_takes_these_settings_of_the_file_and_no_others_that_change_texts(
-    engine: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_the_real_vllm_takes_these_settings_and_no_others_that_change_texts(engine: EngineEnvironment, tmp_path: Path) -> None:
     names = [*generation.SAMPLING, *generation.PENALTIES, generation.LENGTH]
     others = ["num_beams", "length_penalty", "typical_p", "no_repeat_ngram_size", "min_new_tokens", "max_length"]
     folder = saved(tmp_path / "own", dict.fromkeys([*names, *others], 3))
@@ -170,9 +162,7 @@ def test_the_models_own_sampling_is_what_a_client_gets_that_says_nothing(
         ('{"temperature": NaN}', {}, "has a temperature that is no number of sampling"),
     ],
 )
-def test_a_model_that_recommends_no_sampling_is_refused(
-    config: object, arguments: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_who_recommends_no_sampling_is_refused(config: object, arguments: dict[str, Any], problem: str, tmp_path: Path) -> None:
     server = plan(saved(tmp_path / "model", config), arguments=arguments)
     message = rf"^accuracy\.gsm8k\.sampling: .*{re.escape(problem)}[^\n]*\n.*sampling: \{{temperature"
     with pytest.raises(CallerError, match=message):

@@ -31,8 +31,8 @@ def cell(tmp_path: Path) -> Cell:
     return Cell(store, made_key(tmp_path / "key.pem"), tmp_path, document(tmp_path / "weights", *WIDE, **FEW))
 
 
-def anchor_of(cell: Cell, number: int = 20, **against: Any) -> tuple[str, str]:
-    anchor = cell.plan(number, **against).held_against
+def anchor_of(cell: Cell, **against: Any) -> tuple[str, str]:
+    anchor = cell.plan(20, **against).held_against
     return anchor.run_id, anchor.chosen
 
 

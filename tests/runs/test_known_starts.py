@@ -14,7 +14,7 @@ from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.judge.start_means import StartMeans, between_starts
-from vllm_qualify.plan.cell import BetweenStarts, CellPlan
+from vllm_qualify.plan.cell import BetweenStarts
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.publish.store import checked_now
@@ -76,7 +76,7 @@ def noise_of(report: Report) -> float:
     return variance(logs) / len(logs)
 
 
-def test_starts_of_an_approved_run_are_known(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
+def test_starts_of_an_approved_run_are_known_and_told(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
     publish(store, tmp_path, key, 0, started(1.02, 1.04))
     (between,) = known(store)
     logs = [0.0, math.log(1.02), math.log(1.04)]
@@ -84,6 +84,9 @@ def test_starts_of_an_approved_run_are_known(store: DirectoryStore, tmp_path: Pa
     assert between.variance == pytest.approx(variance(logs))
     assert between.noise == pytest.approx(noise_of(passed_report()))
     assert (between.freedom, between.runs) == (2.0, [RUNS[0]])
+    said: list[str] = []
+    with_between(started(1.0)(passed_report()).plan, store, said.append)
+    assert said == [f"{CELL}: {RATE} from start to start is known from 1 approved run"]
 
 
 def test_runs_of_one_release_in_a_cell_are_days_of_one_build(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
@@ -168,14 +171,6 @@ def test_the_approver_finds_the_same_without_the_index(store: DirectoryStore, tm
     (tmp_path / "store" / "index.json").unlink()
     assert between_by_pointers(run, store) != []
     assert known(store) == []
-
-
-def test_whoever_qualifies_is_reported(store: DirectoryStore, tmp_path: Path, key: PrivateKey) -> None:
-    publish(store, tmp_path, key, 0, started(1.02))
-    said: list[str] = []
-    plan: CellPlan = started(1.0)(passed_report()).plan
-    with_between(plan, store, said.append)
-    assert said == [f"{CELL}: {RATE} from start to start is known from 1 approved run"]
 
 
 def test_the_variance_is_that_of_starts_around_their_builds_mean() -> None:

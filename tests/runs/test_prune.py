@@ -1,6 +1,7 @@
 """What `prune` removes and what it never does, what shares evidence, who publishes meanwhile, and a prune that was stopped."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from vllm_qualify.errors import StoreBusyError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.door import set_door
 from vllm_qualify.publish.store import PrunableStore
-from vllm_qualify.report.model import Report
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.prune import Policy, plan_pruning, prune_store
 from vllm_qualify.runs.publishing import publish_run
@@ -36,18 +36,11 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> PrivateKey:
 def store(tmp_path: Path, key: PrivateKey) -> PrunableStore:
     """Eight runs of a cell: the first a baseline, the second approved, the third rejected."""
     store = DirectoryStore(tmp_path / "store")
-    runs = [publish_report(store, tmp_path / "runs", run_id, established if run_id == RUNS[0] else as_it_is) for run_id in RUNS]
+    publish = partial(publish_report, store, tmp_path / "runs")
+    runs = [publish(RUNS[0], lambda report: changed(report, "plan", establishes=True)), *map(publish, RUNS[1:])]
     approved(store, runs[1], key)
     reject(store, runs[2], BOB_REJECTS, NOW)
     return store
-
-
-def as_it_is(report: Report) -> Report:
-    return report
-
-
-def established(report: Report) -> Report:
-    return changed(report, "plan", establishes=True)
 
 
 def pruned(store: PrunableStore, policy: Policy = POLICY, now: datetime = LATER) -> list[str]:
@@ -130,9 +123,7 @@ class Stopping(DirectoryStore):
 
 
 @pytest.mark.thorough
-def test_a_prune_that_was_stopped_goes_on_with_any_policy(
-    store: PrunableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_prune_goes_on_with_any_policy(store: PrunableStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_qualify.runs.prune.AT_ONCE", 1)
     for left in (2, 4, 9, 17, 24, 30):
         with pytest.raises(StoppedError):

@@ -80,8 +80,7 @@ class Observed(Wrapped):
 
 
 def manifest_of(report: Report, store: Store) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(store.get(f"{report.prefix}/manifest.json"))
-    return document
+    return dict(json.loads(store.get(f"{report.prefix}/manifest.json")))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -103,6 +102,8 @@ def test_judging_leaves_the_report_and_its_page(run: Run, report: Report) -> Non
     assert (report.passed, report.rejudged_from) == (True, None)
     assert report.run_id == report.plan.run_id == run.id
     assert [stage.stage for stage in report.stages] == WITHOUT_BASELINE
+    assert (run.stages(), run.plan) == (report.stages, report.plan)
+    assert {row.fingerprint for row in report.measurements} == {CPU.id}
     assert report.judgement.not_judged == []
     assert {gate.gate.label: (gate.verdict, gate.sample_count) for gate in report.judgement.gates} == {
         **{f"smoke_{name}": ("pass", 2) for name in ("model_identity", "finish_reason", "usage", "determinism", "golden")},
@@ -141,11 +142,6 @@ def test_data_docs_are_kept_with_the_report(run: Run) -> None:
     assert sum(path.stat().st_size for path in run.data_docs.rglob("*") if path.is_file()) < 400_000
 
 
-def test_the_saved_stages_are_those_of_the_report(run: Run, report: Report) -> None:
-    assert run.stages() == report.stages
-    assert run.plan == report.plan
-
-
 @pytest.mark.parametrize(("text", "message"), [(None, "startup_s"), ("", "ValueError"), ("nan", "nan"), ("-1", "between 0")])
 def test_a_server_without_a_start_up_time_is_invalid_and_no_error(run: Run, text: str | None, message: str) -> None:
     path = run.evidence / "serve" / "startup_s"
@@ -176,10 +172,6 @@ def test_what_another_machine_measured_is_invalid(run: Run, stage: StageName, te
     # What was invalid already keeps its own reason, such as too few requests for a percentile.
     assert all(reason == first or (first is None and message in reason) for reason, first in zip(reasons, before, strict=True))
     assert any(message in reason for reason in reasons)
-
-
-def test_every_measurement_carries_the_machine_that_measured_it(report: Report) -> None:
-    assert {row.fingerprint for row in report.measurements} == {CPU.id}
 
 
 PAIRED = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", max_loss=0.5, unit="fraction")
@@ -231,15 +223,12 @@ def test_the_manifest_names_every_object_with_its_hash_and_size(run: Run, report
     for stored in manifest["objects"]:
         body = store.get(stored["key"])
         assert (stored["sha256"], stored["size"]) == (hashlib.sha256(body).hexdigest(), len(body))
-
-
-def test_evidence_is_stored_as_the_tools_wrote_it(run: Run, report: Report, store: Store) -> None:
-    publish_run(report, run, store)
-    stored = {file.path: store.get(f"evidence/{file.sha256}/{Path(file.path).name}") for file in report.files}
+    # Evidence is stored as the tools wrote it.
+    evidence = {file.path: store.get(f"evidence/{file.sha256}/{Path(file.path).name}") for file in report.files}
     served = {f"serve/{name}": text.encode() for name, text in SERVED.items()}
     served |= {f"{stage}/{MACHINE}": CPU.model_dump_json().encode() for stage in WITHOUT_BASELINE}
     captured = {path: body for path, body in contents(CAPTURED).items() if path.split("/")[0] in WITHOUT_BASELINE}
-    assert stored == served | captured
+    assert evidence == served | captured
 
 
 def test_links_of_the_stored_page_lead_to_the_evidence(run: Run, report: Report, store: Store) -> None:
@@ -252,7 +241,7 @@ def test_links_of_the_stored_page_lead_to_the_evidence(run: Run, report: Report,
     assert all(not Path(address).is_absolute() for address in addresses)
 
 
-def test_publishing_the_same_again_completes_and_changes_nothing(
+def test_publishing_the_same_again_changes_nothing_and_another_report_under_the_same_run_is_refused(
     run: Run, report: Report, store: Store, tmp_path: Path
 ) -> None:
     first = publish_run(report, run, store)
@@ -260,21 +249,13 @@ def test_publishing_the_same_again_completes_and_changes_nothing(
     again = Observed(store)
     assert publish_run(report, run, again) == first
     assert again.written == []
-    assert contents(tmp_path / "store") == before
-
-
-def test_another_report_under_the_same_run_is_refused(run: Run, report: Report, store: Store, tmp_path: Path) -> None:
-    publish_run(report, run, store)
-    before = contents(tmp_path / "store")
     with pytest.raises(AlreadyExistsError):
         publish_run(report.model_copy(update={"made_by": "someone else"}), run, store)
     assert contents(tmp_path / "store") == before
 
 
 @pytest.mark.thorough
-def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_completes(
-    run: Run, report: Report, store: Store, tmp_path: Path
-) -> None:
+def test_a_failing_store_leaves_no_manifest_and_a_rerun_mends(run: Run, report: Report, store: Store, tmp_path: Path) -> None:
     whole = Observed(store)
     publish_run(report, run, whole)
     expected = contents(tmp_path / "store")
@@ -300,9 +281,7 @@ def test_a_store_that_fails_at_any_write_leaves_no_manifest_and_a_rerun_complete
 
 
 @pytest.mark.parametrize(("what", "from_the_end"), [("index", 3), ("index", 2), ("board", 1), ("board", 0)])
-def test_a_run_counts_though_index_or_board_could_not_be_written(
-    run: Run, report: Report, store: Store, what: str, from_the_end: int
-) -> None:
+def test_a_run_counts_though_index_or_board_fails(run: Run, report: Report, store: Store, what: str, from_the_end: int) -> None:
     writes = Observed(store)
     publish_run(report, run, writes)
     folder = run.folder / f"fails at the {what}"
@@ -501,17 +480,13 @@ def test_a_run_that_the_store_does_not_have_is_reported(elsewhere: Store, run_id
         fetch_run(elsewhere.url, run_id)
 
 
-def test_a_changed_object_is_not_trusted(elsewhere: Store, run: Run, report: Report) -> None:
+def test_a_changed_object_is_not_trusted_and_a_missing_one_is_reported(elsewhere: Store, run: Run, report: Report) -> None:
     file = next(file for file in report.files if file.path == "load/bench-1.json")
     path = Path(elsewhere.locate(f"evidence/{file.sha256}/bench-1.json"))
     overwrite(path, path.read_bytes().replace(b'"failed": 0', b'"failed": 1'))
     with pytest.raises(StoreError, match="not what its report says"):
         fetch_run(elsewhere.url, run.id)
-
-
-def test_a_missing_object_is_reported(elsewhere: Store, run: Run, report: Report) -> None:
-    file = report.files[0]
-    Path(elsewhere.locate(f"evidence/{file.sha256}/{Path(file.path).name}")).unlink()
+    path.unlink()
     with pytest.raises(StoreError, match="no object"):
         fetch_run(elsewhere.url, run.id)
 
@@ -551,26 +526,20 @@ def test_no_secret_reaches_the_store(run: Run, report: Report, store: Store, mon
 # --- found
 
 
-def test_the_latest_run_with_a_report_is_found(run: Run, home: Path) -> None:
+def test_the_latest_run_with_a_report_is_found_and_any_by_its_id_and_by_its_folder(run: Run, home: Path) -> None:
     later, unfinished = home / "runs" / "99990101T000000Z-000000", home / "runs" / "99990101T000001Z-000000"
     shutil.copytree(run.folder, later)
     shutil.copytree(run.folder, unfinished)
     (unfinished / "report.json").unlink()
     assert find_run(None).folder == later
     assert find_run(unfinished.name).folder == unfinished.resolve()
-
-
-def test_a_run_is_found_by_its_id_and_by_its_folder(run: Run) -> None:
     assert find_run(run.id) == find_run(str(run.folder)) == Run(folder=run.folder.resolve())
 
 
-@pytest.mark.usefixtures("run")
-def test_an_unknown_run_is_the_callers_mistake() -> None:
-    with pytest.raises(CallerError, match="no run '20200101T000000Z-000000'") as raised:
-        find_run("20200101T000000Z-000000")
+@pytest.mark.parametrize(
+    ("name", "message"), [("20200101T000000Z-000000", "no run '20200101T000000Z-000000'"), (None, "no run with a report")]
+)
+def test_an_unknown_run_is_the_callers_mistake(name: str | None, message: str) -> None:
+    with pytest.raises(CallerError, match=message) as raised:
+        find_run(name)
     assert raised.value.place == "RUN"
-
-
-def test_without_any_run_the_caller_is_reported_what_to_do() -> None:
-    with pytest.raises(CallerError, match="no run with a report"):
-        find_run(None)

@@ -39,10 +39,6 @@ def tried(store: DirectoryStore, plan: CellPlan | None = None) -> CellPlan:
     return with_tries(plan or passed_report().plan, store, lambda _: None)
 
 
-def test_a_new_store_knows_of_no_try(store: DirectoryStore) -> None:
-    assert tried(store).tries == []
-
-
 def test_earlier_runs_of_the_release_are_reported_oldest_first(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"), with_gate("inconclusive"), with_gate("pass"))
     verdicts = [(each.run_id, each.verdict) for each in tried(store).tries]
@@ -50,19 +46,16 @@ def test_earlier_runs_of_the_release_are_reported_oldest_first(store: DirectoryS
 
 
 def test_what_is_no_try_of_the_release_is_not_counted(store: DirectoryStore, tmp_path: Path) -> None:
-    """Another engine; a run that becomes a baseline; a run that is judged again."""
+    """Nothing; another engine; a run that becomes a baseline; a run that is judged again."""
+    assert tried(store).tries == []
     publish(store, tmp_path, OTHER_ENGINE, of("plan", establishes=True), of("", rejudged_from=RUNS[0]))
     assert tried(store).tries == []
 
 
-def test_a_release_under_another_name_is_the_same(store: DirectoryStore, tmp_path: Path) -> None:
+def test_a_release_under_another_name_is_the_same_and_new_baselines_have_none(store: DirectoryStore, tmp_path: Path) -> None:
     publish(store, tmp_path, with_gate("fail"))
     renamed = changed(passed_report().plan, "cell.release", model="a-copy/of-the-model")
     assert [earlier.run_id for earlier in tried(store, renamed).tries] == RUNS[:1]
-
-
-def test_a_run_that_becomes_a_baseline_has_no_tries(store: DirectoryStore, tmp_path: Path) -> None:
-    publish(store, tmp_path, with_gate("fail"))
     assert tried(store, changed(passed_report().plan, establishes=True)).tries == []
 
 

@@ -78,7 +78,7 @@ class Refusals(Frozen):
     perhaps_chance: list[CellChance]
 
 
-def refusals(cells: Sequence[CellChance], rate: float = FALSE_FAIL_OF_RELEASE) -> Refusals:
+def refusals(cells: Sequence[CellChance]) -> Refusals:
     """Which refusals of a release stand out, by Benjamini & Hochberg (1995, JRSS B 57). No verdict changes by it.
 
     It holds for cells that are independent or go together, as those of one release do (Benjamini & Yekutieli 2001).
@@ -88,8 +88,8 @@ def refusals(cells: Sequence[CellChance], rate: float = FALSE_FAIL_OF_RELEASE) -
     refused = [(cell, p) for (cell, _), p in zip(judged, adjusted, strict=True) if cell.verdict == "fail"]
     return Refusals(
         judged=len(judged),
-        rate=rate,
+        rate=FALSE_FAIL_OF_RELEASE,
         by_chance=FALSE_FAIL_OF_RELEASE * len(judged),
-        standing_out=[cell for cell, p in refused if p <= rate],
-        perhaps_chance=[cell for cell, p in refused if p > rate],
+        standing_out=[cell for cell, p in refused if p <= FALSE_FAIL_OF_RELEASE],
+        perhaps_chance=[cell for cell, p in refused if p > FALSE_FAIL_OF_RELEASE],
     )

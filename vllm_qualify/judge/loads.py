@@ -9,7 +9,7 @@ from vllm_qualify.evidence.measurement import Interval, geometric_mean
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
 from vllm_qualify.evidence.starts import LEAST
 from vllm_qualify.judge import information, relative, steadiness
-from vllm_qualify.judge.between import OF_LOADS
+from vllm_qualify.judge.between import OF_LOADS, RESTLESS, spread
 from vllm_qualify.judge.relative import NOTHING, Build, Difference, EarlierRuns
 from vllm_qualify.recipe.metrics import Direction
 
@@ -142,9 +142,16 @@ def _measure_difference(plan: LoadPlan, ours: Repeats, theirs: Repeats, *, over_
 
 
 def restless(plan: LoadPlan, ours: Repeats, theirs: Repeats) -> float | None:
-    """By how much starts differ, in turns pairs of them, as a share of the time; None if it is not far more than is assumed."""
-    assumed = relative.OF_PAIRS if plan.in_turns else OF_LOADS
-    return relative.restless(_builds_of(plan, ours, theirs), assumed, plan.known.starts)
+    """By how much starts differ, in turns pairs of them, as a share of the time; None if it is not far more than is assumed.
+
+    None with one start of each, too.
+    """
+    assumed, builds = relative.OF_PAIRS if plan.in_turns else OF_LOADS, _builds_of(plan, ours, theirs)
+    if all(len(build.groups) == 1 for build in builds):
+        return None
+    means = [build.start_means(build.noise if build.freedom else 0.0) for build in builds]
+    deviation = spread(assumed, means, plan.known.starts).deviation
+    return deviation if deviation > RESTLESS * assumed.scale else None
 
 
 def _builds_of(plan: LoadPlan, ours: Repeats, theirs: Repeats) -> list[Build]:

@@ -14,16 +14,13 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vllm_qualify.evidence.measurement import Interval
 from vllm_qualify.evidence.sequential import Levels, Sides, rising, sides_after
 from vllm_qualify.judge import between, information
-from vllm_qualify.judge.between import OF_ANSWERS, WHOLE, Counts, Repeated, RepetitionNoise, Spread, StartMean, spread
+from vllm_qualify.judge.between import OF_ANSWERS, WHOLE, Array, Counts, Repeated, RepetitionNoise, Spread, StartMean, spread
 from vllm_qualify.judge.information import OF_A_DEVIATION, errors_in_margin
 from vllm_qualify.plan.cell import Between
-
-Scores = NDArray[np.float64]
 
 # With at least so many spare answers, a candidate's own noise is known well enough to count.
 ENOUGH_SPARE = 200
@@ -45,7 +42,7 @@ class Record(NamedTuple):
     """
 
     question: Counts
-    score: Scores
+    score: Array
     repetition: Counts
     start: Counts
     questions: int
@@ -82,15 +79,15 @@ class Answers:
     is taken as one, and `repeated` has what its answers share.
     """
 
-    total: Scores
-    squares: Scores
+    total: Array
+    squares: Array
     asked: Counts
     starts: Starts = ONE_START
     shared: float = 0.0
     repeated: Repeated = between.ONE_REPETITION
 
     @cached_property
-    def mean(self) -> Scores:
+    def mean(self) -> Array:
         """The score of each question that was asked, NaN for the others."""
         with np.errstate(invalid="ignore"):
             return self.total / np.where(self.asked > 0, self.asked, np.nan)

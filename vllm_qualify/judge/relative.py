@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from scipy import special
 
 from vllm_qualify.evidence.measurement import Interval, around
 from vllm_qualify.evidence.sequential import Sides
-from vllm_qualify.judge.between import OF_LOADS, RESTLESS, Assumed, StartMean, possible_variances, reach, spread, weighed_spread
+from vllm_qualify.judge.between import OF_LOADS, Assumed, StartMean, possible_variances, reach, weighed_spread
+from vllm_qualify.judge.information import Reach
 from vllm_qualify.plan.cell import Between
 from vllm_qualify.recipe.metrics import Direction
 
@@ -25,8 +26,6 @@ POINTS_OF_EACH = {1: 16, 2: 8}
 OF_PAIRS = OF_LOADS._replace(scale=math.sqrt(2) * OF_LOADS.scale)
 # History counts for at most so many degrees of freedom between days, so that it is not exact however long it is.
 MOST_OF_DAYS = 10.0
-# How far a mean is off at most, by the chance that it is further off.
-OffBy = Callable[[float], float]
 
 
 class EarlierRuns(NamedTuple):
@@ -62,7 +61,7 @@ class Difference(NamedTuple):
     """The difference of two builds' mean logarithms, positive if the candidate is worse, and how far it can be off."""
 
     middle: float
-    off_by: OffBy
+    off_by: Reach
 
     def worsening(self, at: Sides) -> Worsening:
         value = math.expm1(self.middle)
@@ -136,11 +135,9 @@ def of_builds(
 
 
 def _degrees_of_freedom(builds: Sequence["Build"]) -> float:
-    """Degrees of freedom of the sum of squared errors."""
-    squared = [build.squared for build in builds]
-    few = 1 + min(build.freedom for build in builds)
-    if few < LEAST_FOR_WELCH:
-        return few - 1.0
+    squared, fewest = [build.squared for build in builds], min(build.freedom for build in builds)
+    if fewest + 1 < LEAST_FOR_WELCH:
+        return float(fewest)
     if not any(squared):
         return float(sum(build.freedom for build in builds))
     return sum(squared) ** 2 / sum(build.squared**2 / build.freedom for build in builds)
@@ -190,12 +187,12 @@ def by_start(values: Sequence[float], starts: Sequence[int]) -> list[list[float]
     return [[value for value, of in zip(values, starts, strict=True) if of == start] for start in dict.fromkeys(starts)]
 
 
-def _off_by_repeats(squared: float, freedom: float) -> OffBy:
+def _off_by_repeats(squared: float, freedom: float) -> Reach:
     """How far a difference can be off by the noise of repeats alone, from its squared error: Student's t."""
     return lambda alpha: -float(special.stdtrit(freedom, alpha)) * math.sqrt(squared)
 
 
-def _off_by_starts(builds: Sequence[Build], assumed: Assumed, history: Between | None) -> OffBy:
+def _off_by_starts(builds: Sequence[Build], assumed: Assumed, history: Between | None) -> Reach:
     """How far the difference of the builds' means can be off, with what differs between starts.
 
     Each noise within the starts that the repeats allow counts with its chance, and with each of them each deviation of starts:
@@ -215,15 +212,6 @@ def _off_by_starts(builds: Sequence[Build], assumed: Assumed, history: Between |
     return lambda alpha: reach(alpha, np.concatenate(variances), together / together.sum())
 
 
-def restless(builds: Sequence[Build], assumed: Assumed, history: Between | None) -> float | None:
-    """The deviation of starts, in logarithms; None if it is not RESTLESS times what is assumed, or with one start of each."""
-    if all(len(build.groups) == 1 for build in builds):
-        return None
-    means = [build.start_means(build.noise if build.freedom else 0.0) for build in builds]
-    found = spread(assumed, means, history).deviation
-    return found if found > RESTLESS * assumed.scale else None
-
-
 def _possible_noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...], float]]:
     """The variances of one repeat of each build that are possible, with their chance."""
     # With one repeat of each start the noise counts as a part of what differs between starts.
@@ -234,7 +222,7 @@ def _possible_noises(builds: Sequence[Build]) -> Iterator[tuple[tuple[float, ...
         yield tuple(map(float, noises)), math.prod(map(float, chances))
 
 
-def _off_by_days(squared: float, freedom: float, days: Between) -> OffBy:
+def _off_by_days(squared: float, freedom: float, days: Between) -> Reach:
     """How far a difference can be off, from its squared error within a day, and twice what is between days."""
     errors, their_chances = possible_variances(squared, freedom)
     variances_between, chances = possible_variances(days.variance, days.freedom)

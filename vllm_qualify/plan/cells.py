@@ -35,8 +35,7 @@ def check_choice(loaded: LoadedRecipe, choice: Choice, launch: Launch) -> Select
     machine = detect(choice.gpu_type)
     if choice.gpu_type in loaded.recipe.gpu_types:
         check_memory_limit(loaded.recipe.gpu_types[choice.gpu_type], launch.launcher)
-    from_image = LAUNCHERS[launch.launcher].from_image
-    sees_in_a_container = from_image and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
+    sees_in_a_container = LAUNCHERS[launch.launcher].from_image and machine.gpu_type == "cpu" and choice.gpu_type != "cpu"
     if sees_in_a_container and not choice.gpu_type:
         return None
     selection = select(loaded, choice, None if sees_in_a_container else machine)
@@ -81,10 +80,9 @@ def sharing_a_server(plans: list[CellPlan]) -> list[list[CellPlan]]:
     """
     groups: list[list[CellPlan]] = []
     for plan in plans:
-        for group in groups:
-            if not plan.fit and not group[0].fit and group[0].server == plan.server:
-                group.append(plan)
-                break
+        shared = [group for group in groups if not plan.fit and not group[0].fit and group[0].server == plan.server]
+        if shared:
+            shared[0].append(plan)
         else:
             groups.append([plan])
     return groups
@@ -105,8 +103,8 @@ def _plan_cell(
     profile, serving = selection.profiles[profile_name], selection.serving
     judging = judging_of(recipe, selection, profile_name)
     gates = judging["gates"]
-    server = server.model_copy(update={"gpus": _choose_gpus(gpu_count(server.arguments, server.kind), profile_name, machine)})
-    server = with_parts(server, model)
+    gpus = _choose_gpus(gpu_count(server.arguments, server.kind), profile_name, machine)
+    server = with_parts(server.model_copy(update={"gpus": gpus}), model)
     accuracy = [workload.task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
     place = f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"
     undrafted, in_turn = undrafted_of(server, profile.load, machine)

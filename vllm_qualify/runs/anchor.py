@@ -15,7 +15,6 @@ from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.report.model import Report
 from vllm_qualify.runs.stored import trusted_report
 
-PLACE, IN_RECIPE = "--anchor", "anchors"
 ANEW = "begin anew with --establish-baseline --new-anchor"
 
 
@@ -44,7 +43,7 @@ def _find_anchor(plan: CellPlan, store: Store, named: str | None) -> Anchor | No
     run_id, chosen = named or plan.named_anchor, "named by the caller" if named else "named by the recipe"
     if run_id is not None and run_id not in {manifest.run_id for manifest in chain}:
         problem = f"run {run_id} is no approved baseline of {plan.baseline_cell}"
-        raise CallerError(problem, "name one that is, or leave it out", PLACE if named else IN_RECIPE)
+        raise CallerError(problem, "name one that is, or leave it out", "--anchor" if named else "anchors")
     if run_id is None:
         own = anchor_in(chain)
         if own is None:

@@ -12,12 +12,12 @@ from vllm_qualify.approval.matrix import matrix
 from vllm_qualify.approval.pointer import read_pointer
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.engine.process import Tell
+from vllm_qualify.judge.compare.places import own_label
 from vllm_qualify.judge.start_means import StartMeans, between_starts
 from vllm_qualify.plan.cell import BetweenStarts, CellPlan
 from vllm_qualify.publish.bundle import Manifest, UnreadableError, read_manifest
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import MissingObjectError, Store
-from vllm_qualify.recipe.gates import label_of
 
 # So many cells that are alike, and the newest runs of each: more would tell little more, and each is read for each plan.
 MOST_CELLS, MOST_RUNS = 20, 5
@@ -52,7 +52,7 @@ def _find_between(plan: CellPlan, store: Store, approved: Mapping[str, datetime]
     own = {plan.run_id, plan.baseline and plan.baseline.run_id}
     newest = sorted(alike, key=lambda cell: (approved[cell], cell))[-MOST_CELLS:]
     manifests = [manifest for cell in newest for manifest in _approved_manifests(store, cell) if manifest.run_id not in own]
-    labels = {label_of(gate.metric, gate.task, gate.filter, against_baseline=False): None for gate in plan.gates_over_starts}
+    labels = dict.fromkeys(map(own_label, plan.gates_over_starts))
     return [each for label in labels for each in _between_of_metric(label, manifests)]
 
 

@@ -13,6 +13,7 @@ from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.chance import CellChance
+from vllm_qualify.judge.compare.places import own_label
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
@@ -21,7 +22,6 @@ from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.order import order
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.gates import label_of
 from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
@@ -71,10 +71,8 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     )
     coming = partial(announce, store, head.cell, head.run_id)
     manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
-    problem = index_problem(store, report.plan.cell.id)
-    page = store.locate(f"{report.prefix}/report.html")
-    outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": problem}
-    return Published(run=run, page=page, manifest=manifest, **outcome)
+    outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": index_problem(store, head.cell)}
+    return Published(run=run, page=store.locate(f"{report.prefix}/report.html"), manifest=manifest, **outcome)
 
 
 def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
@@ -107,17 +105,13 @@ def _run_summary(report: Report) -> Summary:
 def _first_score(report: Report) -> Score | None:
     """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
     gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
-    row = _find_measurement(report, gate.metric, gate.task, gate.filter) if gate else None
+    row = _find_measurement(report, own_label(gate)) if gate else None
     if row is None or row.value is None:
         return None
     return Score(metric=row.label, value=row.value, interval=row.interval)
 
 
-def _find_measurement(
-    report: Report, metric: str, task: str | None = None, filter_name: str | None = None
-) -> Measurement | None:
-    """A stage's own measurement, not its comparison with the baseline."""
-    label = label_of(metric, task, filter_name, against_baseline=False)
+def _find_measurement(report: Report, label: str) -> Measurement | None:
     return next((row for row in report.measurements if row.label == label), None)
 
 

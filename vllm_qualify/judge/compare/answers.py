@@ -62,7 +62,6 @@ def compare_answers(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str,
 def _lacking_noise(
     plan: CellPlan, gate: Gate, task: TaskPlan, difference: paired.Loss, new: Answered, old: Answered
 ) -> list[str]:
-    """The sources of noise that the interval of a loss lacks."""
     ours, theirs = (len({answer.start for answer in side.answers}) for side in (new, old))
     of_starts = [] if "start" in noise.find_history(plan, gate) else noise.lacking_with_starts(plan, ours, theirs)
     if noise.STARTS not in of_starts:
@@ -98,7 +97,6 @@ def _length_ratio(new: Iterable[Answer], old: Iterable[Answer]) -> float:
 
 
 def _mean_lengths(answers: Iterable[Answer]) -> dict[int, float]:
-    """The mean length of the replies to each question."""
     lengths: dict[int, list[int]] = {}
     for answer in answers:
         if answer.length is not None and not answer.unanswered:

@@ -5,7 +5,7 @@ Otherwise the comparison is invalid and says what differs.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,7 @@ def compare(
     comparing = [gate for gate in judged if gate.is_compared and (gates is None or gate in gates)]
     # Both are read once for all gates.
     baseline_load = cache(baseline_load_reader(plan, evidence))
-
-    @cache
-    def unsteady() -> str | None:
-        return find_unsteadiness(plan, evidence, measurements, baseline_load)
-
+    unsteady = cache(partial(find_unsteadiness, plan, evidence, measurements, baseline_load))
     return [_compare_gate(gate, plan, evidence, measurements, baseline_load, unsteady) for gate in comparing]
 
 
@@ -44,8 +40,8 @@ def _compare_gate(
     unsteady: Callable[[], str | None],
 ) -> Measurement:
     other = plan.held_against if gate.is_against_anchor else plan.compared_with
-    about: dict[str, Any] = {"task": gate.task, "filter": gate.filter, "against": other.run_id}
-    about["against_anchor"] = gate.is_against_anchor
+    about: dict[str, Any] = {"task": gate.task, "filter": gate.filter, "against_anchor": gate.is_against_anchor}
+    about["against"] = other.run_id
     try:
         ours, further = find_first_start(gate, measurements), find_further_starts(gate, measurements)
         if ours.invalid_because is not None:

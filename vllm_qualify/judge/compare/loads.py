@@ -166,19 +166,17 @@ def _find_metric(measurements: Iterable[Measurement], metric: str) -> Measuremen
 
 
 def _join_repeats(rows: Sequence[Measurement]) -> Repeats:
-    """The repeats of all starts."""
     repeats = [(repeat, row.start or starts.FIRST) for row in rows for repeat in row.repeats]
     return Repeats([repeat for repeat, _ in repeats], [start for _, start in repeats])
 
 
 def _count_left_out(evidence: Path, ours: Sequence[Measurement]) -> int:
     """How many repeats of the cell's load do not count."""
-    count = sum(result.count_of(starts.root(evidence, row.start or starts.FIRST) / figures.STAGE) for row in ours)
-    return count - sum(len(row.repeats) for row in ours)
+    folders = [starts.root(evidence, row.start or starts.FIRST) / figures.STAGE for row in ours]
+    return sum(map(result.count_of, folders)) - sum(len(row.repeats) for row in ours)
 
 
 def _lacking_noise(plan: CellPlan, compared: LoadPlan, ours: Repeats, theirs: Repeats) -> list[str]:
-    """The sources of noise that the interval lacks."""
     known = compared.known
     days = [DAYS] if plan.beside is None and known.days is None else []
     if plan.starts > starts.FIRST and (deviation := loads.restless(compared, ours, theirs)):

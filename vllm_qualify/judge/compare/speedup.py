@@ -11,9 +11,7 @@ from vllm_qualify.judge import relative
 from vllm_qualify.judge.compare.loads import keep_common_repeats
 from vllm_qualify.judge.compare.noise import STARTS_OF_TWO
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.metrics import METRICS, SPEEDUP, SPEEDUP_BATCH1
-
-RATE = "output_throughput_tok_s"
+from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT, SPEEDUP, SPEEDUP_BATCH1
 
 
 def speedup(plan: CellPlan, evidence: Path, measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -40,7 +38,7 @@ def _compare_rates(metric: str, name: str, undrafted: ServerPlan, plan: CellPlan
         ours, theirs = keep_common_repeats(ours, theirs)
         # The speedup is how much worse the server without speculative decoding is.
         at = sides_at_once(metric, levels)
-        gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[RATE].direction, at)
+        gained = relative.in_turns(theirs.repeats, ours.repeats, METRICS[OUTPUT_THROUGHPUT].direction, at)
     except UNUSABLE as error:
         return invalid(metric, f"no usable comparison: {in_words(error)}", "")
     return valid(

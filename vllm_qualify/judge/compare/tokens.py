@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from vllm_qualify.evidence.accuracy import answers, samples
 from vllm_qualify.evidence.accuracy.answers import Answer, Answered
 from vllm_qualify.evidence.measurement import Interval, Measurement, around, invalid, valid
 from vllm_qualify.evidence.sequential import Sides, levels_for, sides_of
+from vllm_qualify.judge.between import Array
 from vllm_qualify.judge.compare.looks import find_difference
 from vllm_qualify.judge.compare.noise import FIRST_STARTS, rare_changes
 from vllm_qualify.judge.compare.places import BASELINE, answers_path, find_other_run, find_task
@@ -25,7 +25,6 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
 
-Values = NDArray[np.float64]
 # The largest ratio that is looked at, and how often an interval is halved: to a millionth of it.
 MOST, HALVINGS = 1000.0, 40
 
@@ -76,7 +75,7 @@ def worsening(theirs: Sequence[float], ours: Sequence[float], at: Sides) -> tupl
     return ratio - 1, None if lower is None or upper is None else around(ratio - 1, lower - 1, upper - 1)
 
 
-def _t_statistics(mean: float, apart: Values) -> tuple[float, float]:
+def _t_statistics(mean: float, apart: Array) -> tuple[float, float]:
     """Student's t of a mean that should be 0, and Hall's; of values that lie so far from it."""
     number, squares = len(apart), apart * apart
     error = math.sqrt(float(squares.sum()) / (number - 1) / number)
