@@ -273,24 +273,31 @@ def test_an_acceptance_length_that_its_drafts_do_not_give_leaves_no_number(tmp_p
 # --- Honest files
 
 
+def join_chunks(folder: Path) -> None:
+    spoil(folder, lambda result: restated(result | {"itls": [[sum(gaps[:4]), sum(gaps[4:])] for gaps in result["itls"]]}))
+
+
 @pytest.mark.parametrize(
-    "counters",
+    "make",
     [
         pytest.param(
-            {"request_success": 45, "generation_tokens": 360, "prompt_tokens": 735},
+            lambda folder: gained(folder, request_success=45, generation_tokens=360, prompt_tokens=735),
             id="a request to see whether the server is ready, as older versions of bench send it",
         ),
-        pytest.param({"prompt_tokens": 719 + 44}, id="tokens at the beginning that only the server counts"),
+        pytest.param(
+            lambda folder: gained(folder, prompt_tokens=719 + 44), id="tokens at the beginning that only the server counts"
+        ),
+        pytest.param(
+            lambda folder: change(folder, 2, generated_texts=[""] * 20 + ["�"] * 20),
+            id="replies without a text: their tokens may all be special ones, or parts of a character",
+        ),
+        pytest.param(
+            join_chunks, id="several tokens in a chunk, as of a draft model or a slow server: the count of tokens tells"
+        ),
     ],
 )
-def test_what_the_server_alone_counts_is_honest(folder: Path, counters: dict[str, float]) -> None:
-    gained(folder, **counters)
-    assert problem(folder) == ""
-
-
-def test_some_replies_without_a_text_are_honest(folder: Path) -> None:
-    """Their tokens may all be special ones, or parts of a character."""
-    change(folder, 2, generated_texts=[""] * 20 + ["�"] * 20)
+def test_what_an_honest_server_may_leave_agrees(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder)
     assert problem(folder) == ""
 
 
@@ -302,12 +309,6 @@ def test_a_chat_that_only_reasons_is_honest(folder: Path, parser: str | None, me
     arguments = ARGUMENTS | ({"reasoning-parser": parser} if parser else {})
     because = problem(folder, with_settings(api="chat"), arguments=arguments)
     assert message in because if message else because == ""
-
-
-def test_several_tokens_in_a_chunk_are_honest(folder: Path) -> None:
-    """As with a draft model, or a server that is slow to send what it has: its count of tokens is what tells."""
-    spoil(folder, lambda result: restated(result | {"itls": [[sum(gaps[:4]), sum(gaps[4:])] for gaps in result["itls"]]}))
-    assert problem(folder) == ""
 
 
 @pytest.mark.parametrize("rate", [None, 20.0])

@@ -52,11 +52,8 @@ def test_what_is_within_the_limit_or_without_one_says_nothing(limit: object, tmp
     assert cut_prompts(loaded(tmp_path, {64: 80, 9000: 20}), limit) == []
 
 
-def test_a_prompt_now_and_then_is_no_note(tmp_path: Path) -> None:
+def test_a_prompt_now_and_then_is_no_note_nor_is_a_server_that_does_not_count_its_steps(tmp_path: Path) -> None:
     assert cut_prompts(loaded(tmp_path, {64: 1000, 9000: 9}), 8192) == []
-
-
-def test_a_server_that_does_not_count_its_steps_says_nothing(tmp_path: Path) -> None:
     for when in ("before", "after"):
         (tmp_path / f"metrics-1-{when}.txt").write_text("# TYPE other counter\nother_total 1.0\n")
     assert cut_prompts(tmp_path, 8192) == []

@@ -29,10 +29,10 @@ def real() -> list[HostSample]:
     return [look(each["time"], *map(GpuSample.model_validate, each["gpus"])) for each in lines]
 
 
-def made(*idle_shares: float | None, every_s: float = 1.0) -> list[HostSample]:
-    """Of GPU 0, from time 0 on."""
+def made(*idle_shares: float | None) -> list[HostSample]:
+    """Of GPU 0, from time 0 on, one each second."""
     samples = [GpuSample(index=0, utilization=None if share is None else 1 - share) for share in idle_shares]
-    return [look(number * every_s, sample) for number, sample in enumerate(samples)]
+    return [look(float(second), sample) for second, sample in enumerate(samples)]
 
 
 def shares(idleness: Idle) -> list[list[float | None]]:
@@ -51,14 +51,11 @@ def test_a_gpu_that_worked_and_one_that_did_not() -> None:
     assert idleness.gpus[0].serving.told_s == pytest.approx(10, abs=0.6)
 
 
-def test_the_measurement_is_of_all_gpus_together() -> None:
+def test_the_measurement_is_of_all_the_servers_gpus_together() -> None:
     row = measurement(idle(real(), [0, 1], NOTHING, BUSY, TURNS), "serve/host.jsonl")
     assert row.value == pytest.approx((0.51 + 1) / 2, abs=0.02)
     assert (row.metric, row.unit, row.sample_count, row.source) == (GPU_IDLE, "fraction", 41, "serve/host.jsonl")
     assert (METRICS[GPU_IDLE].stage, METRICS[GPU_IDLE].direction) == ("serve", "lower")
-
-
-def test_only_the_servers_own_gpus_count() -> None:
     assert measurement(idle(real(), [1], NOTHING, BUSY, TURNS), "").value == 1.0
 
 
@@ -80,16 +77,15 @@ def test_what_is_outside_of_the_servers_time_is_left_out() -> None:
     assert (gpu.whole, gpu.samples) == (Stretch(told_s=1.0, idle_s=0.0), 2)
 
 
-def test_nobody_knows_what_a_gpu_did_in_a_long_gap() -> None:
-    host = [look(time, GpuSample(index=0, utilization=0.0)) for time in (0.0, 1.0, 2.0, 9.0, 10.0)]
-    idleness = idle(host, [0], 0.0, 0.0, 10.0)
+def test_a_long_gap_and_a_clock_that_goes_back_tell_of_no_time() -> None:
+    gap, back = (
+        [look(time, GpuSample(index=0, utilization=0.0)) for time in times]
+        for times in ((0.0, 1.0, 2.0, 9.0, 10.0), (0.0, 1.0, 0.5, 1.5))
+    )
+    idleness = idle(gap, [0], 0.0, 0.0, 10.0)
     assert idleness.gpus[0].whole.told_s == 3.0
     assert idleness.because == "GPU 0's use is known for only 3 of 10 s: see what slows this machine down, and measure again"
-
-
-def test_a_clock_that_goes_back_tells_of_no_time() -> None:
-    host = [look(time, GpuSample(index=0, utilization=0.0)) for time in (0.0, 1.0, 0.5, 1.5)]
-    assert idle(host, [0], 0.0, 0.0, 2.0).gpus[0].whole.told_s == 2.0
+    assert idle(back, [0], 0.0, 0.0, 2.0).gpus[0].whole.told_s == 2.0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +133,9 @@ def idle_shares(evidence: Path, gpus: list[int]) -> list[Measurement]:
     return [row for row in parse("serve", plan_on(gpus), evidence) if row.metric == GPU_IDLE]
 
 
-def test_a_stage_tells_its_servers_share(evidence: Path) -> None:
+def test_a_stage_tells_its_servers_share_without_a_torn_last_line(evidence: Path) -> None:
+    with (evidence / "serve" / HOST_SAMPLES).open("a") as file:
+        file.write('{"time": 17953649')
     (row,) = idle_shares(evidence, [0])
     assert row.value == pytest.approx(0.51, abs=0.02)
     kept = idle_gpus(evidence / "serve", plan_on([0]))
@@ -160,10 +158,3 @@ def test_an_unusable_file_is_invalid_and_no_error(name: str, text: str | None, e
     assert row.value is None
     assert "it is not known how long GPUs idled" in (row.invalid_because or "")
     assert text is not None or f"No such file or directory: {name}" in (row.invalid_because or "")
-
-
-def test_a_torn_last_line_is_left_out(evidence: Path) -> None:
-    with (evidence / "serve" / HOST_SAMPLES).open("a") as file:
-        file.write('{"time": 17953649')
-    (row,) = idle_shares(evidence, [0])
-    assert row.value == pytest.approx(0.51, abs=0.02)

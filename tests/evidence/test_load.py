@@ -144,9 +144,11 @@ def test_the_values_are_those_counted_by_hand() -> None:
     assert rows["goodput_req_s"].repeats[1] == pytest.approx(good / length)
 
 
-def test_one_repeat_shows_no_noise(folder: Path) -> None:
+def test_one_repeat_shows_no_noise_and_without_an_slo_there_is_no_goodput(folder: Path) -> None:
     (folder / "bench-2.json").unlink()
-    row = by_metric(folder, with_settings(repeats=1))["output_throughput_tok_s"]
+    rows = by_metric(folder, with_settings(repeats=1, slo=None))
+    assert "goodput_req_s" not in rows
+    row = rows["output_throughput_tok_s"]
     assert row.value == pytest.approx(502.54100383558114)
     assert (row.interval, row.sample_count) == (None, 32)
 
@@ -162,10 +164,6 @@ def test_the_bound_that_fails_a_release_is_the_surer(metric: str, failing_is_abo
     rows = (by_metric(CAPTURED, levels=levels)[metric] for levels in (Levels(), Levels(false_fail=0.01)))
     plain, shared = map(bounds_of, rows)
     assert (shared[1] > plain[1], shared[0] < plain[0]) == (failing_is_above, not failing_is_above)
-
-
-def test_without_an_slo_there_is_no_goodput() -> None:
-    assert "goodput_req_s" not in by_metric(CAPTURED, with_settings(slo=None))
 
 
 def test_the_baseline_beside_is_parsed_the_same(folder: Path) -> None:
@@ -245,16 +243,13 @@ def test_a_repeat_with_bad_requests_leaves_no_number(folder: Path, fields: Docum
     assert_nothing(folder, message)
 
 
-@pytest.mark.parametrize("repeat", [1, 2])
-def test_too_short_a_run_leaves_no_number(repeat: int, folder: Path) -> None:
-    change(folder, 3 - repeat, duration=70.5)
-    message = f"repeat {repeat}: it lasted 0.{'76'[repeat - 1]} s, under min_duration_s 60"
-    assert_nothing(folder, message, settings=with_settings(min_duration_s=60.0))
-
-
-def test_another_load_than_the_asked_one_leaves_no_number() -> None:
+@pytest.mark.parametrize(("repeat", "lasted"), [(1, "0.7"), (2, "0.6")])
+def test_another_load_than_the_asked_one_leaves_no_number(repeat: int, lasted: str, folder: Path) -> None:
     assert_nothing(CAPTURED, "40 of 80 requests completed", settings=with_settings(num_prompts=80))
     assert_nothing(CAPTURED, "40 replies do not have 9 tokens", settings=with_settings(output_len=9))
+    change(folder, 3 - repeat, duration=70.5)
+    message = f"repeat {repeat}: it lasted {lasted} s, under min_duration_s 60"
+    assert_nothing(folder, message, settings=with_settings(min_duration_s=60.0))
 
 
 def test_every_problem_of_every_repeat_is_reported(folder: Path) -> None:
@@ -406,10 +401,6 @@ def test_no_goodput_at_all_is_0_and_its_bound_is_honest(folder: Path) -> None:
     assert (row.value, row.repeats, lower) == (0.0, [0.0, 0.0], 0.0)
     # Two repeats say little of a third: Wilson's bound for 0 of 2 is 66 %, of a rate that is itself uncertain.
     assert upper > 0.6 * 32
-
-
-def test_no_goodput_in_many_repeats_is_below_a_floor(folder: Path) -> None:
-    with_goodput_of_none(folder, (1, 2))
     for repeat in range(3, 9):
         copy_repeat(folder, repeat, of=2 - repeat % 2)
     row = by_metric(folder, with_settings(repeats=8, most_repeats=8))["goodput_req_s"]
@@ -476,13 +467,10 @@ def test_a_peak_that_the_requests_do_not_show_is_invalid_alone(folder: Path, tol
     assert rows["output_throughput_tok_s"].value is not None
 
 
-def test_a_peak_under_its_bound_fails(folder: Path) -> None:
+def test_a_peak_under_its_bound_fails_and_an_older_bench_has_none(folder: Path) -> None:
     row = measure(folder)[PEAK]
     gates = [gate_of(metric=PEAK, minimum=minimum, unit="chunk/s") for minimum in (0.8 * 320, 1.2 * 320)]
     assert [surely_misses(gate, [row]) for gate in gates] == [False, True]
-
-
-def test_an_older_bench_has_no_peak(folder: Path) -> None:
     for repeat in (1, 2):
         change(folder, repeat, max_output_tokens_per_s=...)
     assert PEAK not in measure(folder)
@@ -576,21 +564,17 @@ def test_preemptions_leave_no_number(folder: Path, repeat: int) -> None:
         assert option in PREEMPTION_REMEDY
 
 
-def test_a_count_of_preemptions_that_went_back_leaves_no_number(folder: Path) -> None:
-    count(folder, "before", num_preemptions=7.0)
-    count(folder, "after", num_preemptions=2.0)
-    assert_nothing(folder, f"repeat 2: the server's count of {PREEMPTIONS} went back: it was started anew meanwhile")
-    # Earlier ones are not the repeat's.
-    count(folder, "after", num_preemptions=7.0)
-    assert value_of(folder) is not None
-
-
-def test_preemptions_of_every_engine_count(folder: Path) -> None:
+def test_preemptions_of_every_engine_count_and_none_before_the_repeat(folder: Path) -> None:
     path = folder / "metrics-2-after.txt"
     line = f'{PREEMPTIONS}{{engine="0",model_name="reference"}} 0.0\n'
     assert line in path.read_text()
     path.write_text(path.read_text().replace(line, line.replace('engine="0"', 'engine="1"').replace("0.0", "2.0") + line))
     assert_nothing(folder, "2 preemptions")
+    count(folder, "before", num_preemptions=7.0)
+    count(folder, "after", num_preemptions=2.0)
+    assert_nothing(folder, f"repeat 2: the server's count of {PREEMPTIONS} went back: it was started anew meanwhile")
+    count(folder, "after", num_preemptions=7.0)
+    assert value_of(folder) is not None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -632,59 +616,8 @@ def test_prefix_cache_hits_over_1_percent_leave_no_number(
 def test_prompts_that_bench_drew_before_may_hit(folder: Path, drawn_before: float, hits: float, is_invalid: bool) -> None:
     """Bench tells how many; a tenth at most, and 1 % of the rest."""
     (folder / "client-2.json").write_text(json.dumps({"cpu_s": [[1.0, 1.0]], "max_rss_mib": 1, "drawn_before": drawn_before}))
-    hit(folder, hits)
+    ask_cache(folder, None, hits)
     assert (value_of(folder) is None) == is_invalid
-
-
-def hit(folder: Path, hits: float) -> None:
-    """In the second repeat, of 1000 queries."""
-    count(folder, "before", prefix_cache_queries=0.0, prefix_cache_hits=0.0)
-    count(folder, "after", prefix_cache_queries=1000.0, prefix_cache_hits=hits)
-
-
-def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache(folder: Path) -> None:
-    (folder / "reset-2.txt").write_text(EMPTIED)
-    hit(folder, 900.0)
-    assert value_of(folder, OF_FILE) is not None
-
-
-@pytest.mark.parametrize("answer", [None, "", "200", *(f"/reset_prefix_cache {of}" for of in ("404", "2000", "no answer"))])
-@pytest.mark.parametrize(("hits", "is_invalid"), [(10.0, False), (11.0, True)])
-def test_prompts_of_a_file_may_not_hit_those_of_earlier_repeats(
-    folder: Path, answer: str | None, hits: float, is_invalid: bool
-) -> None:
-    # The other repeat's own cache was emptied.
-    (folder / "reset-1.txt").write_text(EMPTIED)
-    if answer is not None:
-        (folder / "reset-2.txt").write_text(f"{answer}\n")
-    hit(folder, hits)
-    if is_invalid:
-        hits_of_earlier = "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
-        remedy = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
-        assert_nothing(folder, hits_of_earlier + remedy, settings=OF_FILE)
-    else:
-        assert value_of(folder, OF_FILE) is not None
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("missing", ["prefix_cache_queries", "prefix_cache_hits"])
-def test_a_prefix_cache_counted_only_in_part_leaves_no_number(folder: Path, when: str, missing: str) -> None:
-    hit(folder, 10.0)
-    count(folder, when, 2, **{missing: None})
-    assert_nothing(folder, f"/metrics {when} it has no vllm:{missing}_total")
-
-
-def test_hits_without_queries_leave_no_number(folder: Path) -> None:
-    count(folder, "before", prefix_cache_hits=0.0)
-    count(folder, "after", prefix_cache_hits=10.0)
-    assert_nothing(folder, "10 of 0 prefix-cache queries hit")
-
-
-SHARING = with_settings(input_len=4, shared_prefix_len=12)
-
-
-def hits_of(folder: Path, settings: Load = SHARING) -> Measurement:
-    return measure(folder, settings)[HITS]
 
 
 def ask_cache(folder: Path, *hits: float | None) -> None:
@@ -693,6 +626,46 @@ def ask_cache(folder: Path, *hits: float | None) -> None:
         queries = 0.0 if each is None else 1000.0
         count(folder, "before", repeat, prefix_cache_queries=500.0, prefix_cache_hits=400.0)
         count(folder, "after", repeat, prefix_cache_queries=500.0 + queries, prefix_cache_hits=400.0 + (each or 0.0))
+
+
+@pytest.mark.parametrize("answer", [None, "", "200", *(f"/reset_prefix_cache {of}" for of in ("404", "2000", "no answer"))])
+@pytest.mark.parametrize(("hits", "is_invalid"), [(10.0, False), (11.0, True)])
+def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache_and_not_those_of_earlier_repeats(
+    folder: Path, answer: str | None, hits: float, is_invalid: bool
+) -> None:
+    # The other repeat's own cache was emptied.
+    (folder / "reset-1.txt").write_text(EMPTIED)
+    if answer is not None:
+        (folder / "reset-2.txt").write_text(f"{answer}\n")
+    ask_cache(folder, None, hits)
+    if is_invalid:
+        hits_of_earlier = "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
+        remedy = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+        assert_nothing(folder, hits_of_earlier + remedy, settings=OF_FILE)
+    else:
+        assert value_of(folder, OF_FILE) is not None
+    (folder / "reset-2.txt").write_text(EMPTIED)
+    ask_cache(folder, None, 900.0)
+    assert value_of(folder, OF_FILE) is not None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("missing", ["prefix_cache_queries", "prefix_cache_hits"])
+def test_a_prefix_cache_counted_only_in_part_leaves_no_number(folder: Path, when: str, missing: str) -> None:
+    ask_cache(folder, None, 10.0)
+    count(folder, when, 2, **{missing: None})
+    assert_nothing(folder, f"/metrics {when} it has no vllm:{missing}_total")
+    # Nor do hits without queries.
+    for page, hits in (("before", 0.0), ("after", 10.0)):
+        count(folder, page, prefix_cache_queries=500.0, prefix_cache_hits=hits)
+    assert_nothing(folder, "10 of 0 prefix-cache queries hit")
+
+
+SHARING = with_settings(input_len=4, shared_prefix_len=12)
+
+
+def hits_of(folder: Path, settings: Load = SHARING) -> Measurement:
+    return measure(folder, settings)[HITS]
 
 
 def test_what_hits_by_intent_is_measured(folder: Path) -> None:
@@ -717,14 +690,11 @@ def test_prompts_hit_no_more_than_they_share(folder: Path, hits: float, is_inval
     assert_nothing(folder, message, settings=SHARING)
 
 
-def test_a_server_without_a_prefix_cache_has_no_hits_to_measure(folder: Path) -> None:
+def test_without_a_prefix_cache_in_each_repeat_there_are_no_hits_to_measure(folder: Path) -> None:
     assert HITS not in measure(folder, SHARING)
     ask_cache(folder, None, None)
     assert HITS not in measure(folder, SHARING)
     assert value_of(folder, SHARING) is not None
-
-
-def test_a_cache_that_is_counted_in_one_repeat_only_leaves_no_share(folder: Path) -> None:
     ask_cache(folder, None, 600.0)
     row, because = hits_of(folder), "the server counts what its prefix cache was asked in only 1 of 2 repeats"
     assert (row.value, row.invalid_because) == (None, because)
@@ -786,10 +756,6 @@ def use(folder: Path, repeat: int = 2, cores: float = 0.5, seen: float = 1.0, wa
     (folder / f"client-{repeat}.json").write_text(json.dumps({"cpu_s": samples, "max_rss_mib": 640}))
 
 
-def test_a_load_that_was_watched_gives_the_same(folder: Path, watched: Path) -> None:
-    assert by_metric(folder, watched=watched) == by_metric(CAPTURED)
-
-
 def queue(watched: Path, repeat: int, up_to: int | None = None, running: float = 2.0) -> None:
     """Of the four requests the others wait, in the samples of a repeat up to this one."""
     seen = {RUNNING: running, WAITING: 4.0 - running}
@@ -828,13 +794,13 @@ def test_what_was_watched_of_a_repeat_leaves_no_number(
     assert value_of(folder) is not None
 
 
-def test_a_short_load_without_a_gpu_need_not_be_looked_at(folder: Path, watched: Path) -> None:
-    """Between two looks at the machine there is nothing that they could tell."""
-    change_lines(watched / HOST_SAMPLES, WITHIN[1], lambda *_: None)
-    assert value_of(folder, watched=watched) is not None
-
-
-def test_what_was_watched_between_repeats_is_of_none(folder: Path, watched: Path) -> None:
+def test_a_load_that_was_watched_gives_the_same(folder: Path, watched: Path) -> None:
+    assert by_metric(folder, watched=watched) == by_metric(CAPTURED)
+    # A short load without a GPU need not be looked at: between two looks at the machine they could tell nothing.
+    changed = shutil.copytree(watched, watched.parent / "without-looks")
+    change_lines(changed / HOST_SAMPLES, WITHIN[1], lambda *_: None)
+    assert value_of(folder, watched=changed) is not None
+    # What was watched between repeats is of none.
     for between in (range(2), range(9, 10)):
         change_lines(watched / HOST_SAMPLES, between, lambda _, line: line | {"gpus": [SLOWED]})
     assert value_of(folder, watched=watched) is not None
@@ -855,11 +821,15 @@ def test_what_was_not_watched_at_all_leaves_no_number(folder: Path, watched: Pat
     assert_nothing(folder, message, watched=watched)
 
 
-def test_preemptions_are_reported_once(folder: Path, watched: Path) -> None:
+def test_preemptions_and_a_duration_that_is_none_are_reported_once(folder: Path, watched: Path) -> None:
     counted = {f'{PREEMPTIONS}{{engine="0",model_name="reference"}}': 7.0}
     change_lines(watched / SCRAPES, range(12, 17), lambda _, line: line | {"values": line["values"] | counted})
     count(folder, "after", num_preemptions=7.0)
     message = f"repeat 2: 7 preemptions: the KV cache is too small for this load: {PREEMPTION_REMEDY}"
+    assert {row.invalid_because for row in by_metric(folder, watched=watched).values()} == {message}
+    count(folder, "after", num_preemptions=0.0)
+    change(folder, duration=math.nan)
+    message = "repeat 2: it lasted nan s, under min_duration_s 0.01"
     assert {row.invalid_because for row in by_metric(folder, watched=watched).values()} == {message}
 
 
@@ -916,12 +886,6 @@ def test_a_client_of_which_nothing_is_known_leaves_no_number_where_it_was_watche
     unknown = f"repeat {repeat}: it is not known when its client was busy, and how much: {because}"
     assert_nothing(folder, unknown, watched=watched)
     assert value_of(folder) is not None
-
-
-def test_a_repeat_without_a_duration_is_reported_once(folder: Path, watched: Path) -> None:
-    change(folder, duration=math.nan)
-    message = "repeat 2: it lasted nan s, under min_duration_s 0.01"
-    assert {row.invalid_because for row in by_metric(folder, watched=watched).values()} == {message}
 
 
 def test_a_plan_says_whether_the_server_was_watched(folder: Path, watched: Path) -> None:
@@ -987,26 +951,21 @@ def test_every_repeat_has_its_own_prompts_and_its_own_file(tmp_path: Path, monke
     assert [each["--seed"] for each in asked] == ["0", "1", "2"]
     assert [each["--result-filename"] for each in asked] == ["bench-1.json", "bench-2.json", "bench-3.json"]
     assert "shhhhhhhh" not in " ".join(commands[0]), "no secret is in the command"
-
-
-def test_the_profiles_name_is_in_all_seeds() -> None:
+    # The profile's name is in all seeds.
     settings = with_settings(seeded_by="latency", seed=3)
-    commands = command_of(CLIENT, "reference", settings, "", 2), warm_up_command(CLIENT, "reference", settings, 2)
-    assert [options(each)["--seed"] for each in commands] == [str(1035020360), str(2**31 + 1035020360)]
+    of_profile = command_of(CLIENT, "reference", settings, "", 2), warm_up_command(CLIENT, "reference", settings, 2)
+    assert [options(each)["--seed"] for each in of_profile] == [str(1035020360), str(2**31 + 1035020360)]
 
 
-def test_a_tokenizer_with_code_of_its_own_is_trusted_as_by_the_server(tmp_path: Path) -> None:
-    trusting = CLIENT.model_copy(update={"trust_remote_code": True})
-    assert "--trust-remote-code" in command_of(trusting, "reference", SETTINGS, str(tmp_path), 1)
-    assert "--trust-remote-code" not in command_of(CLIENT, "reference", SETTINGS, str(tmp_path), 1)
-
-
-def test_goodput_is_asked_for_where_there_is_an_slo(tmp_path: Path) -> None:
+def test_goodput_and_trust_in_a_tokenizers_code_are_asked_for_where_they_are_wanted(tmp_path: Path) -> None:
     settings = with_settings(slo=Slo(ttft_ms=200.0, tpot_ms=30.5, e2el_ms=1234567.0))
-    command = command_of(CLIENT, "reference", settings, str(tmp_path), 1)
+    trusting = CLIENT.model_copy(update={"trust_remote_code": True})
+    command = command_of(trusting, "reference", settings, str(tmp_path), 1)
     at = command.index("--goodput")
     assert command[at + 1 : at + 5] == ["ttft:200.0", "tpot:30.5", "e2el:1234567.0", "--save-result"]
-    assert "--goodput" not in command_of(CLIENT, "reference", with_settings(slo=None), str(tmp_path), 1)
+    assert "--trust-remote-code" in command
+    plain = command_of(CLIENT, "reference", with_settings(slo=None), str(tmp_path), 1)
+    assert not {"--goodput", "--trust-remote-code"} & set(plain)
 
 
 # --- TensorRT-LLM: pages made here, in the form of its collector (tensorrt_llm/metrics/collector.py of NVIDIA/TensorRT-LLM)
@@ -1283,10 +1242,13 @@ EARLY = with_settings(repeats=3, most_repeats=5, time_budget_s=100.0)
 
 
 def test_a_load_that_ended_before_its_first_look_shows_values_and_decides_nothing(folder: Path) -> None:
+    """The same end counts for the baseline in turns."""
+    shutil.copytree(folder, folder / BESIDE)
     ended, whole = write_end(folder), by_metric(CAPTURED)
-    for name, row in by_metric(folder, EARLY).items():
-        assert (row.value, row.repeats, row.interval) == (whole[name].value, whole[name].repeats, None)
-        assert row.ended_because == (None if row.invalid_because else ended.because)
+    for place in (folder, folder / BESIDE):
+        for name, row in by_metric(place, EARLY).items():
+            assert (row.value, row.repeats, row.interval) == (whole[name].value, whole[name].repeats, None)
+            assert row.ended_because == (None if row.invalid_because else ended.because)
 
 
 def test_a_load_that_ended_after_a_look_has_the_interval_of_that_look(folder: Path) -> None:
@@ -1321,13 +1283,6 @@ def test_an_end_that_cannot_be_read_makes_the_load_invalid(folder: Path, text: s
     (folder / ENDED).write_text(text)
     assert_nothing(folder, "ended.json is not the end of a load", settings=EARLY)
     assert_nothing(folder, "ended.json is not the end of a load")
-
-
-def test_of_the_baseline_in_turns_the_same_end_counts(folder: Path) -> None:
-    shutil.copytree(CAPTURED, folder / BESIDE)
-    ended = write_end(folder)
-    rows = measure(folder / BESIDE, EARLY)
-    assert rows["output_throughput_tok_s"].ended_because == ended.because
 
 
 # --- Whole runs

@@ -13,7 +13,7 @@ from tests.evidence.commands import CLIENT, options
 from tests.fakes.capacity import STATISTICS, about, counts_of, page
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load.client import command_of
-from vllm_qualify.evidence.load.replay import TRACE, planned_trace, trace_of
+from vllm_qualify.evidence.load.replay import TRACE, trace_of
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.traces.trace import Request, Trace
@@ -83,13 +83,6 @@ def test_bench_is_asked_to_replay_it(tmp_path: Path) -> None:
     assert not {"--max-concurrency", "--request-rate", "--random-input-len"} & set(command)
 
 
-def test_a_faithful_replay_is_measured_over_all_of_it(tmp_path: Path) -> None:
-    rows = measured(tmp_path)
-    assert because(rows) == ""
-    assert rows["ttft_mean_ms"].value == pytest.approx(1000 * TTFT_S, rel=1e-3)
-    assert rows["ttft_mean_ms"].sample_count == 2 * COUNT
-
-
 def delayed(by_s: float, requests: int) -> Change:
     """The last requests are late together, so that all of it lasts longer: its rates are those of that time."""
 
@@ -114,11 +107,17 @@ def test_a_client_that_falls_behind_is_no_slow_server(tmp_path: Path, by_s: floa
     assert "the client fell behind: give the client a core or a host of its own" in message
 
 
-def test_many_small_delays_change_no_time(tmp_path: Path) -> None:
+def with_small_delays(result: Document) -> Document:
     """They would make a slow server and its baseline more alike."""
-    rows = measured(tmp_path, lambda result: longer(delayed(0.09, 30)(result)))
+    return longer(delayed(0.09, 30)(result))
+
+
+@pytest.mark.parametrize("change", [lambda result: result, with_small_delays], ids=["faithful", "small delays"])
+def test_a_replay_in_time_is_measured_over_all_of_it(tmp_path: Path, change: Change) -> None:
+    rows = measured(tmp_path, change)
     assert because(rows) == ""
     assert rows["ttft_mean_ms"].value == pytest.approx(1000 * TTFT_S, rel=1e-3)
+    assert rows["ttft_mean_ms"].sample_count == 2 * COUNT
 
 
 def test_a_few_late_requests_wait_from_their_time_in_the_trace_on(tmp_path: Path) -> None:
@@ -168,19 +167,21 @@ def test_another_length_than_the_traces_leaves_no_number(tmp_path: Path, name: s
     assert f"2 {name} are not the trace's: request 1" in because(measured(tmp_path, change))
 
 
-def test_a_bench_that_records_no_starts_cannot_show_that_it_kept_time(tmp_path: Path) -> None:
-    def change(result: Document) -> Document:
-        return {name: value for name, value in result.items() if name != "start_times"}
-
-    assert "does not record when each request started" in because(measured(tmp_path, change))
+def without_starts(result: Document) -> Document:
+    return {name: value for name, value in result.items() if name != "start_times"}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"request_rate": 10.0}, {"max_concurrency": 8}, {"burstiness": 0.5}], ids=["rate", "clients", "burstiness"]
+    ("change", "message"),
+    [
+        (without_starts, "does not record when each request started"),
+        (lambda result: result | {"request_rate": 10.0}, "bench had request_rate 10.0"),
+        (lambda result: result | {"max_concurrency": 8}, "bench had max_concurrency 8"),
+        (lambda result: result | {"burstiness": 0.5}, "bench had burstiness 0.5"),
+    ],
 )
-def test_a_replay_with_other_times_or_a_limit_leaves_no_number(tmp_path: Path, changes: Document) -> None:
-    (name,) = changes
-    assert f"bench had {name} {changes[name]}" in because(measured(tmp_path, lambda result: result | changes))
+def test_a_replay_without_times_with_others_or_a_limit_leaves_no_number(tmp_path: Path, change: Change, message: str) -> None:
+    assert message in because(measured(tmp_path, change))
 
 
 def test_another_trace_than_the_planned_one_leaves_no_number(tmp_path: Path) -> None:
@@ -189,11 +190,6 @@ def test_another_trace_than_the_planned_one_leaves_no_number(tmp_path: Path) -> 
     assert "trace.json is not the planned trace" in because(measured(tmp_path, trace=easier))
     (tmp_path / TRACE).unlink()
     assert TRACE in because(measure(tmp_path, load_of(OF)))
-
-
-def test_a_load_of_another_kind_has_no_trace(tmp_path: Path) -> None:
-    load = Load(input_len=1, output_len=1, max_concurrency=1, num_prompts=5, num_warmups=0)
-    assert planned_trace(tmp_path, load) is None
 
 
 def test_a_file_that_changed_after_the_plan_is_not_sent(tmp_path: Path) -> None:

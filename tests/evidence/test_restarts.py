@@ -53,6 +53,9 @@ def test_the_captured_load_was_of_one_server(folder: Path) -> None:
     began(folder, 1)
     began(folder, 2)
     assert problem(folder) == ""
+    # Where processes are not known nothing follows.
+    note(folder, ([CORE], None), (None, [WORKER]))
+    assert problem(folder) == ""
 
 
 BETWEEN = "the server was started anew between the end of repeat 1 and the start of repeat 2"
@@ -93,11 +96,6 @@ def test_so_do_processes_that_are_no_more(folder: Path, second: tuple[Noted, Not
     """Also where the counts are kept in another process, and go on."""
     note(folder, ([CORE, WORKER], [CORE, WORKER]), second)
     assert message in problem(folder)
-
-
-def test_where_processes_are_not_known_nothing_follows(folder: Path) -> None:
-    note(folder, ([CORE], None), (None, [WORKER]))
-    assert problem(folder) == ""
 
 
 CHILD = "import time; time.sleep(60)"

@@ -193,10 +193,6 @@ def test_what_is_watched_for_one_cell_is_so_for_the_other(folders: list[Path]) -
     see_the_same(first, second)
     append(first, "after")
     assert lines(first) == lines(second) == [["before", "after"]] * 2
-
-
-def test_what_cannot_be_seen_is_reported(folders: list[Path]) -> None:
-    first, second = folders
     (first / SCRAPES).unlink()
     with pytest.raises(HostError, match="No such file or directory"):
         see_the_same(first, second)

@@ -56,11 +56,9 @@ def test_the_plan_tells_which_stages_are_part_of_its_run(
 
 
 def test_a_run_that_becomes_a_baseline_scores_its_answers_before_its_load() -> None:
-    assert on_the_server(scoring(lone_cell())) == ["smoke", "accuracy", "likelihood", "load"]
-
-
-def test_the_report_shows_the_settings_of_what_is_asked_for() -> None:
+    """The report shows the settings of what is asked for."""
     plan = scoring(lone_cell()).model_copy(update={"sweep": Sweep(concurrencies=[1, 2])})
+    assert on_the_server(plan) == ["smoke", "accuracy", "likelihood", "load", "sweep"]
     shown = {title: settings for kind in TABLE.values() for title, settings in kind.settings(plan).items()}
     assert list(shown) == ["smoke", "accuracy: gsm8k", "likelihood", "load", "sweep"]
     assert shown["sweep"]["concurrencies"] == [1, 2]

@@ -137,17 +137,12 @@ def test_more_starts_than_were_planned_are_invalid(plan: CellPlan, evidence: Pat
     assert "at most 2 were planned" in (too_many.invalid_because or "")
 
 
-def test_the_answers_of_all_starts_are_reported_apart(plan: CellPlan, evidence: Path) -> None:
-    (task,) = plan.accuracy
-    answered = starts.answers_of(plan, evidence, task).answers
-    wrong = Counter(each.start for each in answered if not each.score("exact_match,strict-match"))
-    assert wrong == {1: 4, 2: 6}
-    assert sum(each.start == 2 for each in answered) == 40
-
-
-def test_kept_answers_are_those_that_were_read(plan: CellPlan, evidence: Path) -> None:
+def test_the_answers_of_all_starts_are_apart_and_kept_as_they_were_read(plan: CellPlan, evidence: Path) -> None:
     (task,) = plan.accuracy
     answered = starts.answers_of(plan, evidence, task)
+    wrong = Counter(each.start for each in answered.answers if not each.score("exact_match,strict-match"))
+    assert wrong == {1: 4, 2: 6}
+    assert sum(each.start == 2 for each in answered.answers) == 40
     for number in (1, 2):
         folder = starts.root(evidence, number) / "accuracy" / "gsm8k"
         of_start = [each for each in answered.answers if each.start == number]

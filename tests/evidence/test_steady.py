@@ -66,14 +66,12 @@ def test_the_rate_of_tokens_is_found_where_replies_are_not_equally_long() -> Non
     assert np.mean(bench) < 0.97 * TRUE_RATE
 
 
-def test_the_smallest_load_has_a_window() -> None:
+def test_the_smallest_load_and_a_single_stream_have_a_window() -> None:
     result = bench_of([8] * 20, clients=4)
     window = window_of(result, 4)
     assert (window.first, window.last) == (4, 16)
     assert rates_of(result, 4)["output_throughput_tok_s"] == pytest.approx(4 * 8 / (8 * STEP_S + 4 * PREFILL_S))
 
-
-def test_a_single_stream_has_a_window() -> None:
     figures = rates_of(bench_of([8] * 20, clients=1, slowness=slow(4.0, 5)), 1)
     assert figures["output_throughput_tok_s"] == pytest.approx(8 / (8 * STEP_S + PREFILL_S))
     assert figures["ttft_mean_ms"] == pytest.approx(1000 * (STEP_S + PREFILL_S))
@@ -93,21 +91,23 @@ def test_a_window_lies_between_the_first_and_the_last_wave_and_has_half_of_the_r
         assert max(ended) <= requests.starts[-1] + 2 * TOKENS * STEP_S
 
 
+MORE = "use more num_prompts"
+
+
 @pytest.mark.parametrize(
-    ("count", "message"),
-    [(48, "16 of 48 requests lie between the first and the last wave of 16: use more num_prompts"), (20, "0 of 20 requests")],
+    ("count", "slowness", "message"),
+    [
+        pytest.param(48, at_once, f"16 of 48 requests lie between the first and the last wave of 16: {MORE}", id="few"),
+        pytest.param(20, at_once, "0 of 20 requests", id="fewer than two waves"),
+        pytest.param(160, lambda begun: 4 - begun / 50, f"took ever shorter, in its second half .*: {MORE}", id="shorter"),
+        pytest.param(160, lambda begun: 1 + begun / 50, f"took ever longer, in its second half .*: {MORE}", id="longer"),
+    ],
 )
-def test_too_few_requests_have_no_steady_state(count: int, message: str) -> None:
+def test_too_few_requests_and_a_server_that_never_settles_have_no_steady_state(
+    count: int, slowness: Slowness, message: str
+) -> None:
     with pytest.raises(steady.UnsteadyError, match=message):
-        window_of(bench_of([TOKENS] * count))
-
-
-@pytest.mark.parametrize(
-    ("slowness", "trend"), [(lambda begun: 4 - begun / 50, "shorter"), (lambda begun: 1 + begun / 50, "longer")]
-)
-def test_a_server_that_never_settles_has_no_steady_state(slowness: Slowness, trend: str) -> None:
-    with pytest.raises(steady.UnsteadyError, match=f"took ever {trend}, in its second half .*: use more num_prompts"):
-        window_of(bench_of([TOKENS] * 160, slowness=slowness))
+        window_of(bench_of([TOKENS] * count, slowness=slowness))
 
 
 def test_noise_is_no_drift() -> None:
@@ -255,15 +255,13 @@ def test_bursts_after_the_first_chunk_change_no_time_per_token() -> None:
 @pytest.mark.parametrize(("bursts", "is_refused"), [(12, False), (13, True)])
 def test_one_gap_in_a_hundred_may_be_none(bursts: int, is_refused: bool) -> None:
     """Of 40 times 31."""
-    because = refused(replies([1] * bursts + [0] * (40 - bursts))).get("itl_p50_ms", "")
+    requests = replies([1] * bursts + [0] * (40 - bursts))
+    because = refused(requests).get("itl_p50_ms", "")
     told = "13 of 1240 gaps between chunks are under 50 µs: they were read at once, give"
     assert because.startswith(told) if is_refused else not because
-
-
-@pytest.mark.parametrize(("gap", "is_none"), [(steady.AT_ONCE_S, False), (0.99 * steady.AT_ONCE_S, True)])
-def test_a_gap_is_none_below_50_us(gap: float, is_none: bool) -> None:
-    requests = replies([0] * 40)
-    assert bool(refused(replace(requests, gaps=[np.array([gap, *each[1:]]) for each in requests.gaps]))) == is_none
+    # One is none below 50 µs.
+    for gap, is_none in ((steady.AT_ONCE_S, False), (0.99 * steady.AT_ONCE_S, True)):
+        assert bool(refused(replace(requests, gaps=[np.array([gap, *each[1:]]) for each in requests.gaps]))) == is_none
 
 
 @pytest.mark.parametrize(("whole_ones", "is_refused"), [(30, False), (31, True)])
@@ -277,14 +275,6 @@ def test_replies_that_came_in_one_read_show_no_time_per_token(whole_ones: int, i
     figures = shown(requests, TPOT_SLO)
     assert figures["tpot_p50_ms"] == pytest.approx(1000 * STEP_S)
     assert figures[GOODPUT] == pytest.approx(figures["request_throughput_req_s"])
-
-
-def test_throughput_and_whole_latencies_are_reported_whatever_was_read_at_once() -> None:
-    alone, at_once = replies([0] * 40), replies([31] * 40)
-    names = ("request_throughput_req_s", "e2el_mean_ms", "e2el_p50_ms", "e2el_p99_ms")
-    assert [shown(at_once)[name] for name in names] == pytest.approx([shown(alone)[name] for name in names], rel=1e-3)
-    assert all(name.startswith(("itl", "tpot")) for name in refused(at_once))
-    assert refused(at_once)["tpot_p50_ms"].startswith("0 of 40 replies show a time per token, the others came in one read")
 
 
 def test_the_tokens_of_a_draft_come_in_one_chunk_and_are_no_burst() -> None:

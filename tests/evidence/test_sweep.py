@@ -225,26 +225,19 @@ def test_an_slo_on_the_time_between_tokens_is_not_met_by_reading_them_at_once(tm
     assert re.search("invalid_because=.*(read at once|came in one read)", str(level))
 
 
-def test_a_point_that_is_missing_is_reported(tmp_path: Path) -> None:
-    plan = plan_of({}, concurrencies=[1, 4])
-    swept(Capacity(), plan, tmp_path)
-    for folder in tmp_path.glob("concurrency-4*"):
-        shutil.rmtree(folder)
-    sweep = parse_sweep(tmp_path, plan)
-    assert [point.clients for point in sweep.curve] == [1]
-    assert sweep.curve_problems == ["4 clients: they were not measured"]
-    assert next_step(plan, read_points(tmp_path, plan)) == ("curve", 4)
-
-
-def test_too_short_a_point_is_run_once_more_by_its_rate(tmp_path: Path) -> None:
-    server = Capacity()
-    sweep = swept(server, plan_of({}, concurrencies=[2]), tmp_path)
+def test_too_short_a_point_is_run_once_more_by_its_rate_and_a_missing_one_is_reported(tmp_path: Path) -> None:
+    server, plan = Capacity(), plan_of({}, concurrencies=[2])
+    sweep = swept(server, plan, tmp_path)
     first, second = sweep.points
     assert (first.folder, second.folder) == ("concurrency-2", "concurrency-2-again")
     assert first.invalid_because == "it lasted 0.2 s, under min_duration_s 4: use more num_prompts"
     assert second.figures
     assert [load.num_prompts for load in server.runs] == [10, math.ceil(1.25 * 4 * 2 / (4 * 0.012))]
     assert sweep.curve_problems == []
+    more = plan_of({}, concurrencies=[2, 4])
+    assert [point.clients for point in parse_sweep(tmp_path, more).curve] == [2]
+    assert parse_sweep(tmp_path, more).curve_problems == ["4 clients: they were not measured"]
+    assert next_step(more, read_points(tmp_path, more)) == ("curve", 4)
 
 
 # Both searches, on servers whose capacity a grid shows
@@ -447,11 +440,10 @@ def test_points_that_cannot_be_distinguished_leave_no_number(folder: Path, text:
         path.write_text(text)
     for each in by_metric(folder).values():
         assert (each.invalid_because or "").startswith("the points cannot be distinguished")
-
-
-def test_no_files_at_all_leave_no_number(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "absent"):
-        assert [each.value for each in by_metric(folder).values()] == [None] * 4
+    shutil.rmtree(folder)
+    assert [each.value for each in by_metric(folder).values()] == [None] * 4, "without a folder"
+    folder.mkdir()
+    assert [each.value for each in by_metric(folder).values()] == [None] * 4, "without a point"
 
 
 @pytest.mark.parametrize(
@@ -521,10 +513,12 @@ class Observed:
 def test_a_sweep_that_was_watched_finds_the_same_also_if_requests_wait(waiting: float, tmp_path: Path) -> None:
     observed = Observed(tmp_path, lambda _: False, waiting)
     assert found(observed.level()) == 20
-    # Samples that were lost afterwards leave no number.
+    # Samples that were lost afterwards leave no number, nor does a client of which nothing is known.
     (observed.serve / SCRAPES).unlink()
-    level = parse_sweep(observed.stage, WATCHED).concurrency
-    assert "what was watched during the load cannot be read" in str(level)
+    assert "what was watched during the load cannot be read" in str(parse_sweep(observed.stage, WATCHED).concurrency)
+    for client in observed.stage.glob("*/client-1.json"):
+        client.unlink()
+    assert "it is not known when its client was busy" in str(parse_sweep(observed.stage, WATCHED).concurrency)
 
 
 def test_a_run_that_nobody_watched_is_no_answer(tmp_path: Path) -> None:
@@ -534,11 +528,6 @@ def test_a_run_that_nobody_watched_is_no_answer(tmp_path: Path) -> None:
     assert "2 runs at 20 clients were invalid" in str(level)
     assert "the server's metrics were read only 0 of" in str(level)
     assert [each.meets_slo for each in read_points(observed.stage, WATCHED) if each.asked.level == 20] == [None, None]
-
-
-def test_a_client_of_which_nothing_is_known_leaves_no_number(tmp_path: Path) -> None:
-    level = swept(Capacity(), WATCHED, tmp_path / "sweep").concurrency
-    assert "it is not known when its client was busy" in str(level)
 
 
 def test_a_limit_beside_the_rate_leaves_no_rate(tmp_path: Path) -> None:

@@ -63,12 +63,9 @@ def problem(folder: Path, settings: Load = SETTINGS, arguments: ServerArguments 
     return row_of(folder, settings, arguments).invalid_because or ""
 
 
-def test_replies_that_bring_their_tokens_are_honest(folder: Path) -> None:
+def test_three_of_eight_tokens_are_not_eight_whatever_usage_and_counters_say(folder: Path) -> None:
     assert problem(folder) == ""
     assert "tokens of its texts" not in row_of(folder).source
-
-
-def test_three_of_eight_tokens_are_not_eight_whatever_usage_and_counters_say(folder: Path) -> None:
     in_chunks(folder, [3] * COUNT, [3] * COUNT)
     for words in ("repeat 2: its replies have", "brought 120 at most", f"{COUNT} of {COUNT} brought less than half of theirs"):
         assert words in problem(folder)
@@ -188,18 +185,12 @@ def counted(folder: Path, tokenizer: object, texts: list[str]) -> TextTokens:
 
 
 def test_the_client_counts_each_text_also_one_that_is_none(tmp_path: Path) -> None:
+    count_texts(["--num-prompts", "4"], Words())
+    assert list(tmp_path.iterdir()) == [], "nothing without a detailed result"
     texts = ["one two", "", "half \ud800 of a pair"]
     found = counted(tmp_path, Words(), texts)
     assert (found.tokens, found.why_not) == ([2, 0, 5], "")
     assert found.texts_sha256 == texts_sha256(texts)
-
-
-def test_a_tokenizer_that_cannot_count_is_told(tmp_path: Path) -> None:
-    found = counted(tmp_path, None, ["one"])
-    assert found.tokens == []
-    assert found.why_not.startswith("TypeError: ")
-
-
-def test_without_a_detailed_result_nothing_is_counted(tmp_path: Path) -> None:
-    count_texts(["--num-prompts", "4"], Words())
-    assert list(tmp_path.iterdir()) == []
+    uncounted = counted(tmp_path, None, ["one"])
+    assert uncounted.tokens == []
+    assert uncounted.why_not.startswith("TypeError: ")

@@ -52,12 +52,9 @@ def test_a_real_load_without_a_queue_counts(folder: Path) -> None:
     assert notes(folder, *ENOUGH) == []
 
 
-def test_a_real_load_that_has_to_wait_counts_where_that_was_planned() -> None:
-    for limit in (limit_of(4), limit_of(None), None):
-        assert watched_problems(CAPTURED / "queued", *QUEUED, limit) == []
-
-
 def test_a_real_queue_counts_against_a_load_that_should_not_have_one() -> None:
+    for planned in (limit_of(4), limit_of(None), None):
+        assert watched_problems(CAPTURED / "queued", *QUEUED, planned) == []
     reason = the_one(watched_problems(CAPTURED / "queued", *QUEUED, limit_of(16)))
     assert reason.startswith("on average 72% of the requests in the server waited, although 16 clients are no more than its")
     assert "max-num-seqs 16: raise max-num-batched-tokens or gpu-memory-utilization" in reason
@@ -84,17 +81,13 @@ def with_gpu(folder: Path, at: int, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("reason", ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"])
-def test_a_gpu_that_was_slowed_down_once_does_not_count(reason: str, folder: Path) -> None:
-    with_gpu(folder, 5, clock_reasons=["sw_power_cap", reason])
-    assert the_one(of_enough(folder)).startswith(
-        f"GPU 0 was slowed down in 1 of 17 samples ({reason}): mend this host's cooling"
-    )
-
-
-def test_the_power_limit_is_only_noted(folder: Path) -> None:
+def test_a_gpu_that_was_slowed_down_once_does_not_count_and_the_power_limit_is_only_noted(reason: str, folder: Path) -> None:
     with_gpu(folder, 5, clock_reasons=["sw_power_cap"])
     assert of_enough(folder) == []
     assert the_one(notes(folder, *ENOUGH)).endswith("GPU 0: in 1 of 17 samples")
+    with_gpu(folder, 5, clock_reasons=["sw_power_cap", reason])
+    slowed = f"GPU 0 was slowed down in 1 of 17 samples ({reason}): mend this host's cooling"
+    assert the_one(of_enough(folder)).startswith(slowed)
 
 
 @pytest.mark.parametrize(
@@ -171,17 +164,10 @@ def test_the_course_of_a_real_load(folder: Path) -> None:
     assert len({len(values) for values in course.model_dump().values()}) == 1
 
 
-def test_a_failed_scrape_is_a_gap_in_the_course(folder: Path) -> None:
+def test_a_failed_scrape_and_a_count_that_goes_back_are_gaps_in_the_course(folder: Path) -> None:
     change(folder / SCRAPES, lambda n, line: {"time": line["time"], "error": "gone"} if n == 4 else line)
+    change(folder / SCRAPES, lambda n, line: line | {"values": line["values"] | {TOKENS: 1.0}} if n >= 9 else line)
     course = series(folder)
     assert (course.running[4], course.kv_cache_usage[4]) == (None, None)
-    assert [value is None for value in course.output_tok_s[:8]] == [True, False, False, False, True, True, False, False]
-
-
-def test_a_count_that_goes_back_makes_no_rate(folder: Path) -> None:
-    change(folder / SCRAPES, lambda n, line: line | {"values": line["values"] | {TOKENS: 1.0}} if n >= 9 else line)
-    assert [value is None for value in series(folder).output_tok_s[:11]] == [True, *[False] * 8, True, False]
-
-
-def test_a_course_of_nothing_is_empty(folder: Path) -> None:
-    assert series(folder, 0, 1).model_dump() == {name: [] for name in series(folder).model_dump()}
+    assert [at for at, rate in enumerate(course.output_tok_s[:11]) if rate is None] == [0, 4, 5, 9]
+    assert series(folder, 0, 1).model_dump() == {name: [] for name in course.model_dump()}
