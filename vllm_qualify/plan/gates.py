@@ -6,15 +6,13 @@ from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.plan.cell import Cell, CellPlan
 from vllm_qualify.plan.choice import Selection, pick
 from vllm_qualify.recipe.contract import Contract, checks_of
-from vllm_qualify.recipe.gates import Gate, Maximum, Minimum
-from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, RECOVERED, path_metric
+from vllm_qualify.recipe.gates import Gate, Minimum
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, path_metric
 from vllm_qualify.recipe.recipe import Recipe, Serving
 from vllm_qualify.recipe.serving import Arguments, Variant
 
 # Seen of vLLM 0.32: docs/design/0036.
 SEED_OF_DRAFTS = "with speculative decoding the same seed can give other texts"
-# How long a server may need until it is idle again, after clients have hung up.
-RECOVERS_WITHIN_S = 10.0
 # The gates on smoke, which a recipe cannot leave out.
 SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "smoke_determinism")
 
@@ -44,11 +42,8 @@ def judging_of(recipe: Recipe, selection: Selection, profile_name: str) -> dict[
     checks += [check.name for check in contract.checks] if contract else []
     checks += [] if serving.network is None else [NCCL_INFINIBAND]
     checks += [path_metric(path) for path in profile.paths.taken] if profile.paths else []
-    recovers = profile.paths is not None and "aborted" in profile.paths.taken
-    recovery = [Maximum(metric=RECOVERED, maximum=RECOVERS_WITHIN_S, unit="s")] if recovers else []
-    own = [*(Minimum(metric=check, minimum=1.0, unit="bool") for check in checks), *recovery]
     return {
-        "gates": [*own, *recipe.gates_of(profile)],
+        "gates": [*(Minimum(metric=check, minimum=1.0, unit="bool") for check in checks), *recipe.gates_of(profile)],
         "waivers": [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell],
         "smoke_golden": variant.smoke_golden,
         "contract": contract,

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,8 @@ SETTINGS = Paths(reply_tok=4, num_aborts=24, filler_tok=256)
 
 @pytest.fixture(autouse=True)
 def _recovers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.RECOVERS_WITHIN_S", 1.0)
+    monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.RECOVERS_WITHIN_S", 0.9)
+    monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.MOST_WAITED_S", 1.0)
 
 
 def asker(settings: Paths = SETTINGS) -> Asker:
@@ -57,7 +58,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def evidence(healthy: Path, tmp_path: Path) -> Iterator[Path]:
+def evidence(healthy: Path, tmp_path: Path) -> Path:
     """A copy of these files."""
     return shutil.copytree(healthy, tmp_path / "copy")
 
@@ -73,8 +74,7 @@ def test_a_healthy_server_with_noise_passes_on_all_paths(healthy: Path) -> None:
     change = rows["path_evicted_first_token_nll_change_nat"]
     assert change.value is not None
     assert abs(change.value) < 0.1
-    assert rows[RECOVERED].value is not None
-    assert rows[RECOVERED].value < 1
+    assert (rows[RECOVERED].value or 9) < 1
 
 
 FAULTS: dict[Fault, str] = {"swapped": "concurrent", "corrupt block": "cached", "stale block": "evicted"}
@@ -94,6 +94,7 @@ def test_a_server_that_keeps_the_blocks_of_aborted_requests_does_not_recover(tmp
     recovered = rows[RECOVERED].value
     assert recovered is not None
     assert recovered >= 1
+    assert (rows["path_aborted"].value, rows["path_aborted"].finding[:26]) == (0, "1 s after clients hung up,")
 
 
 def test_without_a_cache_nothing_is_said_of_it(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def _copy_cold(folder: Path) -> None:
     (folder / "cached/replies.jsonl").write_text("\n".join([*lines[1:], lines[0]]))
 
 
-HOSTILE: dict[str, Callable[[Path], None]] = {
+HOSTILE: dict[str, Callable[[Path], object]] = {
     "a prompt is missing": _drop_line,
     "in another order": _copy_cold,
     "no file": lambda folder: (folder / "cached/replies.jsonl").unlink(),

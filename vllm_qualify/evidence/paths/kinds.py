@@ -25,7 +25,8 @@ MORE_THAN_CACHE = 1.2
 FILLER_REPLY_TOK = 48
 # The share of the clients that must have left before the end of their replies.
 LEAST_LEFT = 0.5
-RECOVERS_WITHIN_S = 60.0
+# How long a server may need until it is idle again after that, and how long this is waited for.
+RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 60.0
 # What of the KV cache may still be in use after the clients have left, beside what was in use before.
 CACHE_SHARE = 0.01
 COLD, COLD_AGAIN = "cold", "cold-again"
@@ -98,6 +99,10 @@ class BusyPath(ABC):
     def doubts(self, seen: Seen) -> Iterator[str]:
         """Why the answers are not proven to have taken this path. Raises one of UNUSABLE."""
 
+    def fault(self, seen: Seen) -> str:  # noqa: ARG002  (the paths' signature)
+        """What else than its answers is wrong; empty if nothing is. Raises one of UNUSABLE."""
+        return ""
+
 
 class Cold(BusyPath):
     def doubts(self, seen: Seen) -> Iterator[str]:
@@ -150,7 +155,7 @@ class Aborted(BusyPath):
         asking, times = scene.asking, scene.settings.num_aborts
         before = asking.cache_share() or 0.0
         asking.hang_up(scene.filler, scene.other_salts(self.name), times, 4 * FILLER_REPLY_TOK, folder / HUNG_UP, times)
-        waited_s = asking.await_idle(before + CACHE_SHARE, RECOVERS_WITHIN_S)
+        waited_s = asking.await_idle(before + CACHE_SHARE, MOST_WAITED_S)
         (folder / RECOVERED).write_text(Recovered(waited_s=waited_s, cache_share=before).model_dump_json())
         super().take(scene, folder)
 
@@ -162,6 +167,12 @@ class Aborted(BusyPath):
         if len(hung_up) != seen.settings.num_aborts or left < LEAST_LEFT * len(hung_up):
             asked = seen.settings.num_aborts
             yield f"{left} of {len(hung_up)} clients hung up before their replies ended, of {asked} that should"
+
+    def fault(self, seen: Seen) -> str:
+        waited_s = read_recovered(seen.folder).waited_s
+        if waited_s <= RECOVERS_WITHIN_S:
+            return ""
+        return f"{waited_s:.0f} s after clients hung up, requests still ran, or the KV cache was not free again"
 
 
 _KINDS = (Cold(COLD), Cold(COLD_AGAIN), Cached("cached"), Concurrent("concurrent"), Evicted("evicted"), Aborted("aborted"))

@@ -1,35 +1,49 @@
 """Ask a server the same prompts on each path, and once more those that a path seems to have changed."""
 
+import math
+import statistics
+import uuid
 from collections.abc import Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import httpx
+from pydantic import Field
 
 from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.likelihood import Tokenized, tokenize
-from vllm_qualify.evidence.load.fitting import CACHE
+from vllm_qualify.evidence.load.fitting import CACHE, block_tok
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.paths.asking import Asking
 from vllm_qualify.evidence.paths.changes import find_changed, limit_nat
 from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, REPLIES, Scene, salts_of
-from vllm_qualify.evidence.paths.replies import Prompt, Reply, read_replies
+from vllm_qualify.evidence.paths.replies import Content, Prompt, Reply, read_replies
 from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.values import Frozen, Text
 
 STAGE = "paths"
 PAGES = ("metrics-before.txt", "metrics-after.txt")
 # Two more cold passes for the prompts that some path seems to have changed.
 DOUBTED = ("doubted-1", "doubted-2")
-# The prompts whose tokens make up the other prompts.
+# The prompts whose tokens make up the other prompts, and tell how long prompts are.
 FILLED_FROM = 16
+# Of a prompt this many blocks of the KV cache should be whole, and at most so many questions are put into one.
+LEAST_BLOCKS, USUAL_BLOCK_TOK, MOST_QUESTIONS = 3, 16, 64
+
+
+class How(Frozen):
+    """What was decided on the server: the beginning of all salts, and how many questions each prompt has."""
+
+    salt: Text
+    questions_per_prompt: Annotated[int, Field(strict=True, ge=1, le=MOST_QUESTIONS)]
 
 
 class Asker(NamedTuple):
-    """What determines the requests of a cell: its settings, its prompts, the model's name, and the begin of its salts."""
+    """What determines the requests of a cell: its settings, its prompts, the model's name, and the beginning of its salts."""
 
     settings: Paths
     prompts: Sequence[Prompt]
@@ -81,22 +95,36 @@ def measure_paths(server: Server, asker: Asker, at_once: int, folder: Path, tell
         asking.ask_prompts(doubted, salts_of(asker.salt, again, doubted), folder / again / REPLIES)
 
 
+def decide_how(server: Server, contents: Sequence[Content], limit_s: float) -> How:
+    """Ask enough questions in each prompt that it fills some blocks of the cache. Raises as `_tokenize_all`."""
+    replies = _tokenize_all(server, contents[:FILLED_FROM], limit_s)
+    typical_tok = max(1.0, statistics.median(len(reply.tokens) for reply in replies))
+    wanted_tok = min(LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK), replies[0].max_model_len / 2)
+    per_prompt = min(MOST_QUESTIONS, max(1, math.ceil(wanted_tok / typical_tok)))
+    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt)
+
+
 def _make_filler(server: Server, asker: Asker) -> list[int]:
     """The tokens of another prompt: those of the prompts, over and over, as many as the settings say and the server takes.
 
-    Raises HostError if the server gives no tokens, ReleaseError if it has ended.
+    Raises as `_tokenize_all`.
     """
-    contents = (prompt.content for prompt in asker.prompts[:FILLED_FROM])
+    contents = [prompt.content for prompt in asker.prompts[:FILLED_FROM]]
+    replies = _tokenize_all(server, contents, asker.settings.time_limit_s)
+    tokens = list(chain.from_iterable(reply.tokens for reply in replies))
+    room = replies[0].max_model_len - 4 * FILLER_REPLY_TOK - 1
+    return list(islice(cycle(tokens), max(1, min(asker.settings.filler_tok, room))))
+
+
+def _tokenize_all(server: Server, contents: Sequence[Content], limit_s: float) -> list[Tokenized]:
+    """Raises HostError if the server gives no tokens, ReleaseError if it has ended."""
     requests = ({"prompt": content} if isinstance(content, str) else {"messages": content} for content in contents)
     try:
-        replies: list[Tokenized] = [tokenize(server, request, asker.settings.time_limit_s) for request in requests]
+        return [tokenize(server, request, limit_s) for request in requests]
     except (httpx.HTTPError, ValueError) as error:
         server.check_alive()
         problem = f"the server does not say the tokens of a prompt: {type(error).__name__}: {error}"[:500]
         raise HostError(problem, "see its log, or leave 'paths' out of the profile", STAGE) from error
-    tokens = list(chain.from_iterable(reply.tokens for reply in replies))
-    room = replies[0].max_model_len - 4 * FILLER_REPLY_TOK - 1
-    return list(islice(cycle(tokens), max(1, min(asker.settings.filler_tok, room))))
 
 
 def _cache_tok(page: str) -> int | None:

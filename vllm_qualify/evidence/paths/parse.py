@@ -42,9 +42,8 @@ def parse_paths(folder: Path, asker: Asker, at_once: int, kind: EngineKind, leve
     try:
         colds = _Colds(folder, asker)
     except UNUSABLE as error:
-        because = f"no usable cold answers: {in_words(error)}"
-        rows = [row for path in asker.settings.taken for row in _invalid_rows(path, because)]
-        return [*rows, *_measure_recovery(folder, asker)]
+        refused = refuse_all(asker.settings.taken, f"no usable cold answers: {in_words(error)}")
+        return [*refused, *_measure_recovery(folder, asker)]
     rows = []
     for path in asker.settings.taken:
         try:
@@ -54,16 +53,19 @@ def parse_paths(folder: Path, asker: Asker, at_once: int, kind: EngineKind, leve
     return [*rows, *_measure_recovery(folder, asker)]
 
 
+def refuse_all(paths: Sequence[str], because: str) -> list[Measurement]:
+    """The measurements of these paths, all of them invalid."""
+    return [row for path in paths for row in _invalid_rows(path, because)]
+
+
 def _parse_path(
     path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels, colds: _Colds
 ) -> list[Measurement]:
-    doubts = [
-        doubt
-        for name in ((COLD, COLD_AGAIN) if path == COLD else (path,))
-        for doubt in BUSY_PATHS[name].doubts(_see(name, folder, asker, at_once, kind))
-    ]
-    if doubts:
+    names = (COLD, COLD_AGAIN) if path == COLD else (path,)
+    seen = {name: _see(name, folder, asker, at_once, kind) for name in names}
+    if doubts := [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]:
         return _invalid_rows(path, "; ".join(doubts))
+    fault = BUSY_PATHS[path].fault(seen[path])
     if path == COLD:
         # Two cold answers that are this far apart have no noise that could be allowed.
         replies, changed = colds.second, find_changed(colds.second, [colds.first], MOST_NAT)
@@ -76,9 +78,9 @@ def _parse_path(
     name = path_metric(path)
     shared = {"sample_count": count, "traced_to": traced or [source]}
     sides = sides_of("lower", levels.false_pass, levels.false_fail)
-    finding = _describe(changed, replies, colds)
+    finding = "; ".join(filter(None, [fault, _describe(changed, replies, colds)]))
     return [
-        valid(name, float(not changed), source, finding=finding, **shared),
+        valid(name, float(not finding), source, finding=finding, **shared),
         valid(
             path_metric(path, CHANGED),
             len(changed) / count,

@@ -14,14 +14,19 @@ from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, NotNegative
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 # How many tokens each place of a reply names with their likelihoods.
 ALTERNATIVES = 5
+BETWEEN = "\n\n"
 ONE_TOKEN = Field(pattern=r"^token_id:[0-9]{1,9}$")
 
 
+Content = str | Sequence[dict[str, JsonValue]]
+"""A text, or the messages of a chat."""
+
+
 class Prompt(NamedTuple):
-    """A question as a task asks it: a text, or the messages of a chat. Its number is the place among those that are asked."""
+    """A question as a task asks it. Its number is the place among those that are asked."""
 
     number: int
-    content: str | Sequence[dict[str, JsonValue]]
+    content: Content
 
     @property
     def digest(self) -> str:
@@ -44,6 +49,32 @@ class Prompt(NamedTuple):
         if isinstance(self.content, str):
             return COMPLETIONS, body | {"prompt": self.content, "logprobs": ALTERNATIVES}
         return CHATS, body | {"messages": [*self.content], "logprobs": True, "top_logprobs": ALTERNATIVES}
+
+
+def make_prompts(contents: Sequence[Content], per_prompt: int) -> list[Prompt]:
+    """A prompt for each question, after `per_prompt` - 1 others: a cache has whole blocks only, and questions can be short."""
+    prompts = []
+    for number, content in enumerate(contents):
+        others = [contents[(number + after) % len(contents)] for after in range(1, per_prompt)]
+        prompts.append(Prompt(number, _say_before(content, [_text_of(other) for other in others])))
+    return prompts
+
+
+def _say_before(content: Content, texts: list[str]) -> Content:
+    """The question after other texts. Of a chat they stand in the turn that has its last text."""
+    if isinstance(content, str):
+        return BETWEEN.join([*texts, content])
+    *before, last = content
+    if not isinstance(last.get("content"), str):
+        return [*content]
+    return [*before, last | {"content": BETWEEN.join([*texts, str(last["content"])])}]
+
+
+def _text_of(content: Content) -> str:
+    if isinstance(content, str):
+        return content
+    text = content[-1].get("content")
+    return text if isinstance(text, str) else ""
 
 
 class Asked(Frozen):

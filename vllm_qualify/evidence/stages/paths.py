@@ -1,24 +1,23 @@
 """The paths stage: the accuracy questions on each path that an answer can take through a busy server, after the loads."""
 
-import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import passages
-from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.paths import measure, parse
-from vllm_qualify.evidence.paths.measure import Asker
-from vllm_qualify.evidence.paths.replies import Prompt
+from vllm_qualify.evidence.paths.measure import Asker, How
+from vllm_qualify.evidence.paths.replies import Content, make_prompts
 from vllm_qualify.evidence.sequential import levels_for
 from vllm_qualify.evidence.stages.accuracy import ACCURACY, tasks_as_inputs
 from vllm_qualify.evidence.stages.stage import Stage, inputs_of, settled
 from vllm_qualify.evidence.stages.world import Commands, World
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.metrics import METRICS
 
 NO_PATHS = "the profile has no paths"
-SALT = "salt.txt"
+HOW = "how.json"
 MOST_AT_ONCE = 64
 
 
@@ -32,34 +31,32 @@ class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
         return plan.paths, _requests_at_once(plan), ACCURACY.shared(plan)
 
     def measure(self, world: World, folder: Path) -> Commands:
-        plan = world.plan
+        plan, server = world.plan, world.served.server
+        settings = settled(plan.paths, NO_PATHS)
         try:
-            (folder / SALT).write_text(uuid.uuid4().hex)
-            asker = _make_asker(plan, world.evidence)
+            contents = passages.asked_prompts(plan, world.evidence, settings.num_prompts)
         except UNUSABLE as error:
             problem = f"the accuracy questions cannot be asked again: {in_words(error)}"
             raise HostError(problem, "see the files of the accuracy stage", measure.STAGE) from error
-        measure.measure_paths(world.served.server, asker, _requests_at_once(plan), folder, world.tell)
+        how = measure.decide_how(server, contents, settings.time_limit_s)
+        (folder / HOW).write_text(how.model_dump_json())
+        measure.measure_paths(server, _make_asker(plan, contents, how), _requests_at_once(plan), folder, world.tell)
         return []
 
     def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
-        folder = evidence / measure.STAGE
+        folder, settings = evidence / measure.STAGE, settled(plan.paths, NO_PATHS)
         try:
-            asker = _make_asker(plan, evidence)
+            contents = passages.asked_prompts(plan, evidence, settings.num_prompts)
+            # Not of the plan: a stage may be of another run, and one that is measured again needs other salts.
+            asker = _make_asker(plan, contents, How.model_validate_json((folder / HOW).read_bytes()))
         except UNUSABLE as error:
-            names = [name for name, metric in METRICS.items() if metric.stage == measure.STAGE]
-            return [invalid(name, f"it is not known what was asked: {in_words(error)}", measure.STAGE) for name in names]
+            return parse.refuse_all(settings.taken, f"it is not known what was asked: {in_words(error)}")
         return parse.parse_paths(folder, asker, _requests_at_once(plan), plan.server.engine_kind, levels_for(plan))
 
 
-def _make_asker(plan: CellPlan, evidence: Path) -> Asker:
-    """Raises one of UNUSABLE if the accuracy stage left no prompts, or nothing was asked yet."""
-    settings = settled(plan.paths, NO_PATHS)
-    contents = passages.asked_prompts(plan, evidence, settings.num_prompts)
-    prompts = [Prompt(number, content) for number, content in enumerate(contents)]
-    # Not of the plan: a stage may be of another run, and one that is measured again needs other salts.
-    salt = (evidence / measure.STAGE / SALT).read_text()
-    return Asker(settings, prompts, plan.server.served_model_name, salt)
+def _make_asker(plan: CellPlan, contents: Sequence[Content], how: How) -> Asker:
+    prompts = make_prompts(contents, how.questions_per_prompt)
+    return Asker(settled(plan.paths, NO_PATHS), prompts, plan.server.served_model_name, how.salt)
 
 
 def _requests_at_once(plan: CellPlan) -> int:
