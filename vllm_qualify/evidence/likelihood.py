@@ -7,7 +7,7 @@ from the ids of its prompt alone: a token that holds the end of the prompt and t
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -59,7 +59,9 @@ class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class _Tokenized(_Read):
+class Tokenized(_Read):
+    """A prompt's token ids, and how many tokens the server takes."""
+
     tokens: list[CountOrZero]
     max_model_len: Count
 
@@ -128,8 +130,8 @@ def _score_passage(server: Server, passage: Passage, limit_s: float) -> Written:
 def _find_text(server: Server, passage: Passage, limit_s: float) -> tuple[int, list[int]]:
     """Where the text begins, and all ids. Raises ValueError if the server gives none, RecipeError for too long a text."""
     prompt_alone, with_text = _tokenize_requests(passage)
-    before = _tokenize(server, prompt_alone, limit_s).tokens if passage.prompt else []
-    whole = _tokenize(server, with_text, limit_s)
+    before = tokenize(server, prompt_alone, limit_s).tokens if passage.prompt else []
+    whole = tokenize(server, with_text, limit_s)
     # Nothing comes before the first token, so that it has no likelihood.
     begins = max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole.tokens, strict=False))))
     # The server generates one token more.
@@ -150,8 +152,9 @@ def _tokenize_requests(passage: Passage) -> tuple[dict[str, Any], dict[str, Any]
     return {"messages": passage.prompt, "add_generation_prompt": True}, answered
 
 
-def _tokenize(server: Server, request: dict[str, Any], limit_s: float) -> _Tokenized:
-    return _Tokenized.model_validate(_post_request(server, "/tokenize", request, limit_s))
+def tokenize(server: Server, request: Mapping[str, Any], limit_s: float) -> Tokenized:
+    """The token ids of a prompt or of a chat's messages. Raises httpx.HTTPError, or ValueError if the server gives none."""
+    return Tokenized.model_validate(_post_request(server, "/tokenize", dict(request), limit_s))
 
 
 def _post_request(server: Server, path: str, request: dict[str, Any], limit_s: float) -> dict[str, Any]:

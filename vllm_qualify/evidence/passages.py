@@ -71,10 +71,35 @@ def _read_task(folder: Path, task: str) -> list[Passage]:
             arguments, reply = row["arguments"]["gen_args_0"], row["resps"][0][0]
             if not isinstance(reply, str) or not reply.strip() or not isinstance(arguments.get("arg_1"), dict):
                 continue
-            # lm-eval keeps a chat's messages as text in a list.
-            prompt = arguments["arg_0"] if isinstance(arguments["arg_0"], str) else json.loads(arguments["arg_0"][0])
+            prompt = _read_prompt(arguments["arg_0"])
             by_question.setdefault((path.name.rpartition("_")[0], row["doc_id"]), Passage(task, row["doc_id"], prompt, reply))
     return sorted(by_question.values(), key=lambda passage: passage.identity.digest)
+
+
+def asked_prompts(plan: CellPlan, evidence: Path, most: int) -> list[str | Messages]:
+    """The first ones of the accuracy questions, as the tasks asked them, in the order of their digests: a random draw.
+
+    Raises one of UNUSABLE if there are none, or a file is not as lm-eval writes it.
+    """
+    prompts: dict[str, str | Messages] = {}
+    for task in plan.accuracy:
+        for path in sorted((evidence / ACCURACY / task.name).glob("r1-b*/samples_*.jsonl")):
+            for row in map(json.loads, filter(None, path.read_text(encoding="utf-8").split("\n"))):
+                prompt = _read_prompt(row["arguments"]["gen_args_0"]["arg_0"])
+                prompts.setdefault(hashlib.sha256(json.dumps(prompt).encode()).hexdigest(), prompt)
+    if not prompts:
+        raise ValueError("the tasks asked no questions")
+    return [prompts[digest] for digest in sorted(prompts)[:most]]
+
+
+def _read_prompt(asked: Any) -> str | Messages:
+    """A prompt as lm-eval keeps it: a text, or a chat's messages as text in a list."""
+    if isinstance(asked, str):
+        return asked
+    messages = json.loads(asked[0])
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("the messages of a chat are no list of objects")
+    return messages
 
 
 def read_texts(content: bytes) -> Iterator[Passage]:

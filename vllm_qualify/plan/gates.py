@@ -7,7 +7,7 @@ from vllm_qualify.plan.cell import Cell, CellPlan
 from vllm_qualify.plan.choice import Selection, pick
 from vllm_qualify.recipe.contract import Contract, checks_of
 from vllm_qualify.recipe.gates import Gate, Minimum
-from vllm_qualify.recipe.metrics import NCCL_INFINIBAND
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, path_metric
 from vllm_qualify.recipe.recipe import Recipe, Serving
 from vllm_qualify.recipe.serving import Arguments, Variant
 
@@ -41,6 +41,7 @@ def judging_of(recipe: Recipe, selection: Selection, profile_name: str) -> dict[
     checks = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
     checks += [check.name for check in contract.checks] if contract else []
     checks += [] if serving.network is None else [NCCL_INFINIBAND]
+    checks += [path_metric(path) for path in profile.paths.taken] if profile.paths else []
     return {
         "gates": [*(Minimum(metric=check, minimum=1.0, unit="bool") for check in checks), *recipe.gates_of(profile)],
         "waivers": [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell],

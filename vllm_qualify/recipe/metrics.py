@@ -7,7 +7,19 @@ from typing import Literal, get_args
 from vllm_qualify.recipe import contract
 
 StageName = Literal[
-    "fit", "baseline", "serve", "smoke", "contract", "accuracy", "likelihood", "load", "speculation", "sweep", "soak", "starts"
+    "fit",
+    "baseline",
+    "serve",
+    "smoke",
+    "contract",
+    "accuracy",
+    "likelihood",
+    "load",
+    "paths",
+    "speculation",
+    "sweep",
+    "soak",
+    "starts",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 Direction = Literal["higher", "lower"]
@@ -94,9 +106,25 @@ FAILED_SHARE = "soak_failed_share"
 # The growths of a soak's latencies, by bench's names of the latencies.
 LATENCY_GROWTHS = {name: f"soak_{name}_growth_pct_h" for name in ("ttft", "tpot", "itl")}
 ACCEPTANCE_BATCH1, SAME_TEXT = "acceptance_length_batch1_tok", "speculative_same_text"
+# The paths of answers through a busy server, each with what its answers have gone through.
+PATHS = {
+    "cold": "asked twice, with nothing of them in the cache",
+    "cached": "asked again, with the prompts in the cache",
+    "concurrent": "asked beside as many other long prompts and replies",
+    "evicted": "asked again, after other prompts have pushed them out of the cache",
+    "aborted": "asked after clients have hung up in the queue, in the prefill and in the decode",
+}
+CHANGED, FIRST_TOKEN = "changed_share", "first_token_nll_change_nat"
+RECOVERED = "recovered_after_aborts_s"
 # vLLM's own counters that decide whether a load is valid, by the names in its source. On /metrics each ends in `_total`.
 PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS = "vllm:num_preemptions", "vllm:prefix_cache_queries", "vllm:prefix_cache_hits"
 COUNTERS_READ = (PREEMPTIONS, PREFIX_QUERIES, PREFIX_HITS)
+
+
+def path_metric(path: str, of: str = "") -> str:
+    """The name of a path's metric: whether no answer changed, or with `of` that share, or that likelihood."""
+    return f"path_{path}_{of}" if of else f"path_{path}"
+
 
 _DECLARED = (
     Metric("startup_s", "serve", "s", "lower", "from launching the server to the first completion that came back"),
@@ -168,6 +196,23 @@ _DECLARED = (
     Metric(GOODPUT, "load", "req/s", "higher", "requests completed per second that met the workload's SLO"),
     Metric(PREFIX_HIT_SHARE, "load", "fraction", "higher", "share of the prompts that the server's prefix cache had"),
     Metric("acceptance_length_tok", "load", "tok", "higher", "tokens per step of speculative decoding, the draft's and one"),
+    *(
+        metric
+        for path, through in PATHS.items()
+        for metric in (
+            Metric(path_metric(path), "paths", "bool", "higher", f"no answer changed, {through}"),
+            Metric(path_metric(path, CHANGED), "paths", "fraction", "lower", f"share of answers that changed, {through}"),
+            Metric(
+                path_metric(path, FIRST_TOKEN),
+                "paths",
+                "nat",
+                "lower",
+                f"how much less likely the first token of the cold answers is, mean, {through}",
+                is_growth=True,
+            ),
+        )
+    ),
+    Metric(RECOVERED, "paths", "s", "lower", "until no request runs and the KV cache is free again, after clients hung up"),
     Metric(SPEEDUP, "speculation", "ratio", "higher", "output tokens per second over those of the same server without it"),
     Metric(SPEEDUP_BATCH1, "speculation", "ratio", "higher", "the same with one request at a time"),
     Metric(ACCEPTANCE_BATCH1, "speculation", "tok", "higher", "tokens per step of speculative decoding, one request at a time"),

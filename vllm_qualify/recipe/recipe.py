@@ -218,6 +218,10 @@ class Recipe(Frozen):
         other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
         if self.aliases and other:
             raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
+        busy = [f"{gpu_type}.profiles.{name}" for gpu_type, name, profile in self._profiles() if profile.paths]
+        if other and busy:
+            problem = f"gpu_types.{busy[0]}.paths needs salts for the cache, and the likelihoods of tokens by their ids"
+            raise ValueError(f"{problem}, which {other} does not take: leave it out")
         promises = {"": self.capabilities} | {f"variants.{name}.": each.capabilities for name, each in self.variants.items()}
         place = next((f"{place}capabilities" for place, promised in promises.items() if promised), None)
         if self.contract is False and place:
@@ -228,8 +232,7 @@ class Recipe(Frozen):
     def _gates_have_questions(self) -> Self:
         tasks = [accuracy.task for accuracy in self.accuracy]
         _check_distinct(tasks, "accuracy has the task {} more than once")
-        profiles = [profile for serving in self.gpu_types.values() for profile in serving.profiles.values()]
-        for gate in [*self.gates, *(gate for profile in profiles for gate in profile.gates)]:
+        for gate in [*self.gates, *(gate for *_, profile in self._profiles() for gate in profile.gates)]:
             stage = METRICS[gate.metric].stage
             if stage == "accuracy" and gate.task is None and len(tasks) > 1:
                 raise ValueError(f"the gate on {gate.label} must name its 'task', one of {', '.join(tasks)}")
@@ -247,16 +250,15 @@ class Recipe(Frozen):
 
     @model_validator(mode="after")
     def _gates_fit_their_profiles(self) -> Self:
-        for gpu_type, serving in self.gpu_types.items():
-            for name, profile in serving.profiles.items():
-                place, gates = f"gpu_types.{gpu_type}.profiles.{name}", self.gates_of(profile)
-                _check_distinct([gate.label for gate in gates], "more than one gate on {}")
-                for gate in gates:
-                    _check_can_be_judged(gate, profile, place)
-                    if gpu_type == "cpu" and gate.metric in (GPU_GROWTH, *PER_GPU):
-                        raise ValueError(f"{place} has no GPU for the gate on {gate.metric}")
-                    if isinstance(gate, MaxLossSinceAnchor):
-                        _check_has_baseline(gate, gates)
+        for gpu_type, name, profile in self._profiles():
+            place, gates = f"gpu_types.{gpu_type}.profiles.{name}", self.gates_of(profile)
+            _check_distinct([gate.label for gate in gates], "more than one gate on {}")
+            for gate in gates:
+                _check_can_be_judged(gate, profile, place)
+                if gpu_type == "cpu" and gate.metric in (GPU_GROWTH, *PER_GPU):
+                    raise ValueError(f"{place} has no GPU for the gate on {gate.metric}")
+                if isinstance(gate, MaxLossSinceAnchor):
+                    _check_has_baseline(gate, gates)
         return self
 
     @model_validator(mode="after")
@@ -275,6 +277,11 @@ class Recipe(Frozen):
                 problem = f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}"
                 raise ValueError(f"{problem}; and each check of the contract that is asked")
         return self
+
+    def _profiles(self) -> Iterator[tuple[str, str, Profile]]:
+        """GPU type, name and settings of every profile."""
+        for gpu_type, serving in self.gpu_types.items():
+            yield from ((gpu_type, name, profile) for name, profile in serving.profiles.items())
 
     def _check_cell(self, cell: tuple[str, str, str], what: str) -> None:
         if cell not in set(self.cells()):

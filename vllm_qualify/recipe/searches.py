@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.metrics import METRICS, TURN_TTFTS
+from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
 from vllm_qualify.recipe.values import Count, Flag, Frozen, Milliseconds, Positive, PositiveShare, Seconds, Text
 
@@ -108,6 +109,9 @@ class ProfileStages(Frozen):
 
     sweep: Annotated[Sweep | None, WORK] = Field(None, description="the same workload at other levels")
     fit: Annotated[Fit | None, WORK] = Field(None, description="server arguments that are searched for on the machine")
+    paths: Annotated[Paths | None, WORK] = Field(
+        None, description="the accuracy questions on the paths that answers take through a busy server; each is a gate"
+    )
 
     @property
     def asked_stages(self) -> dict[str, Settings | None]:

@@ -11,6 +11,7 @@ from vllm_qualify.evidence.stages.contract import CONTRACT
 from vllm_qualify.evidence.stages.fit import FIT
 from vllm_qualify.evidence.stages.likelihood import LIKELIHOOD
 from vllm_qualify.evidence.stages.load import LOAD
+from vllm_qualify.evidence.stages.paths import PATHS_STAGE
 from vllm_qualify.evidence.stages.serve import SERVE
 from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.evidence.stages.soak import SOAK
@@ -21,7 +22,7 @@ from vllm_qualify.evidence.stages.sweep import SWEEP
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.metrics import StageName
 
-_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, CONTRACT, ACCURACY, LIKELIHOOD, LOAD, SPECULATION, SWEEP, SOAK, STARTS)
+_IN_ORDER = (FIT, BASELINE, SERVE, SMOKE, CONTRACT, ACCURACY, LIKELIHOOD, LOAD, PATHS_STAGE, SPECULATION, SWEEP, SOAK, STARTS)
 TABLE: dict[StageName, Stage] = {kind.name: kind for kind in _IN_ORDER}
 
 

@@ -1,0 +1,193 @@
+"""The paths of answers through a server with a cache in blocks, healthy and with one fault each."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.block_cache import MODEL, BlockCache, Fault, serving
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.process import RunningProcess
+from vllm_qualify.engine.server import Client, Server
+from vllm_qualify.evidence.measurement import Measurement
+from vllm_qualify.evidence.paths.measure import Asker, measure_paths
+from vllm_qualify.evidence.paths.parse import parse_paths
+from vllm_qualify.evidence.paths.replies import Prompt
+from vllm_qualify.evidence.sequential import Levels
+from vllm_qualify.recipe.metrics import PATHS, RECOVERED, path_metric
+from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.serving import VLLM
+
+AT_ONCE = 12
+PROMPTS = [Prompt(number, f"Question {number}: " + f"how much is {number} times {number + 7}? " * 12) for number in range(48)]
+SETTINGS = Paths(reply_tok=4, num_aborts=24, filler_tok=256)
+
+
+@pytest.fixture(autouse=True)
+def _recovers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.RECOVERS_WITHIN_S", 0.9)
+    monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.MOST_WAITED_S", 1.0)
+
+
+def asker(settings: Paths = SETTINGS) -> Asker:
+    return Asker(settings, PROMPTS, MODEL, "salt")
+
+
+def measured(folder: Path, cache: BlockCache, settings: Paths = SETTINGS) -> dict[str, Measurement]:
+    process = RunningProcess(state_file=folder / "none", log=folder / "none.log", guard_pid=1)
+    folder.mkdir(exist_ok=True)
+    with serving(cache) as url:
+        client = Client(program="", python="", url=url, model=MODEL)
+        server = Server(url=url, served_model_name=MODEL, process=process, command=[], startup_s=1.0, client=client)
+        measure_paths(server, asker(settings), AT_ONCE, folder, lambda _: None)
+    return parsed(folder, settings)
+
+
+def parsed(folder: Path, settings: Paths = SETTINGS) -> dict[str, Measurement]:
+    return {row.metric: row for row in parse_paths(folder, asker(settings), AT_ONCE, KINDS[VLLM], Levels())}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a healthy server's paths. Do not change them."""
+    folder = tmp_path_factory.mktemp("paths") / "healthy"
+    measured(folder, BlockCache(noise_nat=0.05))
+    return folder
+
+
+@pytest.fixture
+def evidence(healthy: Path, tmp_path: Path) -> Path:
+    """A copy of these files."""
+    return shutil.copytree(healthy, tmp_path / "copy")
+
+
+def test_a_healthy_server_with_noise_passes_on_all_paths(healthy: Path) -> None:
+    rows = parsed(healthy)
+    assert {path: rows[path_metric(path)].invalid_because for path in PATHS} == dict.fromkeys(PATHS)
+    assert {path: rows[path_metric(path)].value for path in PATHS} == dict.fromkeys(PATHS, 1.0)
+    assert rows["path_cached_changed_share"].value == 0
+    interval = rows["path_cached_changed_share"].interval
+    assert interval is not None
+    assert 0.03 < interval.upper < 0.2
+    change = rows["path_evicted_first_token_nll_change_nat"]
+    assert change.value is not None
+    assert abs(change.value) < 0.1
+    assert (rows[RECOVERED].value or 9) < 1
+
+
+FAULTS: dict[Fault, str] = {"swapped": "concurrent", "corrupt block": "cached", "stale block": "evicted"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_on_its_path(tmp_path: Path, fault: Fault) -> None:
+    rows = measured(tmp_path / "paths", BlockCache(fault, noise_nat=0.05))
+    row = rows[path_metric(FAULTS[fault])]
+    assert (row.value, row.invalid_because) == (0, None)
+    assert "of 48 answers changed" in row.finding
+    assert row.traced_to[0].startswith(f"paths/{FAULTS[fault]}/replies.jsonl:")
+
+
+def test_a_server_that_keeps_the_blocks_of_aborted_requests_does_not_recover(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "paths", BlockCache("leaking aborts"))
+    recovered = rows[RECOVERED].value
+    assert recovered is not None
+    assert recovered >= 1
+    assert (rows["path_aborted"].value, rows["path_aborted"].finding[:26]) == (0, "1 s after clients hung up,")
+
+
+def test_without_a_cache_nothing_is_said_of_it(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "paths", BlockCache("no cache"))
+    assert "0% of the prompts came from its prefix cache" in (rows["path_cached"].invalid_because or "")
+    left_out = SETTINGS.model_copy(update={"leave_out": {"cached": "the cache is off"}})
+    assert "path_cached" not in parsed(tmp_path / "paths", left_out)
+
+
+def test_a_cache_too_large_to_be_filled_is_not_called_evicted(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "paths", BlockCache(blocks=100_000), SETTINGS.model_copy(update={"most_filler_tok": 10_000}))
+    assert "raise most_filler_tok" in (rows["path_evicted"].invalid_because or "")
+    assert rows["path_cached"].value == 1
+
+
+# Evidence that is not what it should be makes its path invalid, and no other.
+
+
+def _change_line(path: Path, change: Callable[[dict[str, object]], object], number: int = 3) -> None:
+    lines = path.read_text().splitlines()
+    document = json.loads(lines[number])
+    change(document)
+    lines[number] = json.dumps(document)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _reply(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    return lambda folder: _change_line(folder / "cached/replies.jsonl", lambda line: change(line["reply"]))  # type: ignore[arg-type]
+
+
+def _logprobs(change: Callable[[dict[str, list[object]]], object]) -> Callable[[Path], None]:
+    return _reply(lambda reply: change(reply["choices"][0]["logprobs"]))  # type: ignore[index]
+
+
+def _drop_line(folder: Path) -> None:
+    path = folder / "cached/replies.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def _copy_cold(folder: Path) -> None:
+    """Another prompt's reply under each number."""
+    lines = (folder / "cached/replies.jsonl").read_text().splitlines()
+    (folder / "cached/replies.jsonl").write_text("\n".join([*lines[1:], lines[0]]))
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a prompt is missing": _drop_line,
+    "in another order": _copy_cold,
+    "no file": lambda folder: (folder / "cached/replies.jsonl").unlink(),
+    "no counters": lambda folder: (folder / "cached/metrics-after.txt").unlink(),
+    "another model": _reply(lambda reply: reply.update(model="other")),
+    "more cached than the prompt has": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=9999)),  # type: ignore[index]
+    "cached tokens below zero": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=-1)),  # type: ignore[index]
+    "no usage": _reply(lambda reply: reply.pop("usage")),
+    "no choice": _reply(lambda reply: reply.update(choices=[])),
+    "a shorter reply": _logprobs(lambda of: [of[name].pop() for name in of]),
+    "lists of two lengths": _logprobs(lambda of: of["tokens"].pop()),
+    "a token that is no id": _logprobs(lambda of: of["tokens"].__setitem__(0, "token_id:x")),
+    "NaN": _logprobs(lambda of: of["token_logprobs"].__setitem__(0, float("nan"))),
+    "above zero": _logprobs(lambda of: of["token_logprobs"].__setitem__(0, 0.5)),
+    "text for a number": _logprobs(lambda of: of["token_logprobs"].__setitem__(0, "-0.5")),
+    "another prompt": lambda folder: _change_line(folder / "cached/replies.jsonl", lambda line: line.update(digest="0" * 64)),
+    "another salt": lambda folder: _change_line(folder / "cached/replies.jsonl", lambda line: line.update(salt="salt-other-3")),
+    "a reply that never came": lambda folder: _change_line(
+        folder / "cached/replies.jsonl", lambda line: line.update(reply=None, problem="ReadTimeout")
+    ),
+    "an endless list": lambda folder: (folder / "cached/replies.jsonl").write_text("[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_files_of_a_path_make_it_alone_invalid(evidence: Path, what: str) -> None:
+    HOSTILE[what](evidence)
+    rows = parsed(evidence)
+    assert rows["path_cached"].invalid_because
+    assert rows["path_cached_changed_share"].invalid_because
+    assert [rows[path_metric(path)].value for path in PATHS if path != "cached"] == [1.0] * 4
+
+
+def test_without_cold_answers_nothing_is_judged(evidence: Path) -> None:
+    (evidence / "cold-again/replies.jsonl").unlink()
+    assert all(parsed(evidence)[path_metric(path)].invalid_because for path in PATHS)
+
+
+def test_a_path_is_not_proven_by_fillers_that_failed_or_never_ran(evidence: Path) -> None:
+    (evidence / "concurrent/beside.jsonl").write_text("")
+    assert "no other prompts" in (parsed(evidence)["path_concurrent"].invalid_because or "")
+    hung_up = evidence / "aborted/hung-up.jsonl"
+    hung_up.write_text(hung_up.read_text().replace('"reply_ended":false', '"reply_ended":true'))
+    assert "0 of 24 clients hung up" in (parsed(evidence)["path_aborted"].invalid_because or "")
+
+
+def test_an_answer_that_changed_too_when_cold_is_noise(tmp_path: Path) -> None:
+    """A prompt with two equally likely answers gives now one and now the other: the doubted passes see both."""
+    rows = measured(tmp_path / "paths", BlockCache(noise_nat=0.9))
+    assert {path: rows[path_metric(path)].value for path in ("cached", "concurrent")} == {"cached": 1.0, "concurrent": 1.0}

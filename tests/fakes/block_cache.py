@@ -1,0 +1,162 @@
+"""A server whose prompts are cached in blocks, as vLLM's are, with one fault at will. Answers follow from the prompt alone."""
+
+import hashlib
+import json
+import math
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal
+
+Fault = Literal["none", "swapped", "corrupt block", "stale block", "leaking aborts", "no cache"]
+BLOCK_TOK, MODEL = 16, "m"
+SHARES = (0.6, 0.2, 0.1, 0.06, 0.04)
+
+
+class BlockCache:
+    """Of `blocks` blocks, the longest unused ones go first. `noise_nat` is the spread of each likelihood.
+
+    `swapped`: with 8 or more requests under way every 8th reply is that to another one. `corrupt block`: one block of 200 is
+    wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 50 is taken for what is there now.
+    """
+
+    def __init__(self, fault: Fault = "none", *, blocks: int = 512, noise_nat: float = 0.0, seed: int = 1) -> None:
+        self.fault, self.blocks, self.noise_nat = fault, blocks, noise_nat
+        self.random, self.lock = random.Random(seed), threading.Lock()
+        self.cached: OrderedDict[str, bool] = OrderedDict()
+        self.pushed_out: set[str] = set()
+        self.running = self.leaked = self.queries = self.hits = self.replies = 0
+        self.before: list[int] = []
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        prompt = body["prompt"] if isinstance(body["prompt"], list) else tokens_of(body["prompt"])
+        with self.lock:
+            self.running += 1
+            cached, is_wrong = self._read_cache(prompt, str(body.get("cache_salt")))
+            self.replies += 1
+            seen, self.before = (self.before, prompt) if self._swaps() else (prompt, prompt)
+        time.sleep(0.02)
+        with self.lock:
+            self.running -= 1
+            spoiled = [*seen, -1] if is_wrong else seen
+            likely = list(self._likely(spoiled, body["max_tokens"]))
+        usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
+        names = [f"token_id:{token}" for token, _ in likely]
+        logprobs = {"tokens": names, "token_logprobs": [at[name] for name, (_, at) in zip(names, likely, strict=True)]}
+        return {
+            "model": MODEL,
+            "choices": [{"logprobs": logprobs | {"top_logprobs": [at for _, at in likely]}}],
+            "usage": usage,
+        }
+
+    def _swaps(self) -> bool:
+        return self.fault == "swapped" and self.running >= 8 and self.replies % 8 == 0 and bool(self.before)
+
+    def _read_cache(self, prompt: list[int], salt: str) -> tuple[int, bool]:
+        """How many tokens come from the cache, and whether one of these is wrong. All blocks are in the cache then."""
+        self.queries += len(prompt)
+        if self.fault == "no cache":
+            return 0, False
+        hits, is_wrong, still = 0, False, True
+        for end in range(BLOCK_TOK, len(prompt), BLOCK_TOK):
+            block = hashlib.sha256(json.dumps([salt, prompt[:end]]).encode()).hexdigest()
+            still = still and block in self.cached
+            if still:
+                hits += BLOCK_TOK
+                is_wrong |= self.cached[block]
+            elif self.fault == "stale block" and block in self.pushed_out:
+                is_wrong |= self.random.random() < 1 / 50
+            self.cached.setdefault(block, self.fault == "corrupt block" and self.random.random() < 1 / 200)
+            self.cached.move_to_end(block)
+            if len(self.cached) > self.blocks:
+                self.pushed_out.add(self.cached.popitem(last=False)[0])
+        self.hits += hits
+        return hits, is_wrong
+
+    def _likely(self, prompt: list[int], count: int) -> Iterator[tuple[int, dict[str, float]]]:
+        seed = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+        for at in range(count):
+            draw = random.Random(f"{seed}-{at}")
+            tokens = draw.sample(range(1000), len(SHARES))
+            noisy = [min(0.0, math.log(share) + self.random.gauss(0, self.noise_nat)) for share in SHARES]
+            best = max(range(len(SHARES)), key=noisy.__getitem__)
+            yield tokens[best], {f"token_id:{token}": value for token, value in zip(tokens, noisy, strict=True)}
+            if best:
+                seed += "-another"
+
+    def page(self) -> str:
+        used = self.leaked / self.blocks
+        return (
+            f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc {used}\n"
+            f"vllm:prefix_cache_queries_total {self.queries}\nvllm:prefix_cache_hits_total {self.hits}\n"
+            f'vllm:cache_config_info{{block_size="{BLOCK_TOK}",num_gpu_blocks="{self.blocks}"}} 1\n'
+        )
+
+
+def tokens_of(text: str) -> list[int]:
+    return [sum(map(ord, text[at : at + 4])) for at in range(0, len(text), 4)]
+
+
+@contextmanager
+def serving(cache: BlockCache) -> Iterator[str]:
+    """The server's address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.reply(cache.page().encode(), "text/plain")
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                self.reply(json.dumps({"tokens": tokens_of(body["prompt"]), "max_model_len": 4096}).encode())
+            elif body.get("stream"):
+                self.stream(body["max_tokens"])
+            else:
+                self.reply(json.dumps(cache.answer(body)).encode())
+
+        def reply(self, content: bytes, kind: str = "application/json") -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def stream(self, count: int) -> None:
+            self.close_connection = True
+            cache.running += 1
+            try:
+                self.send_response(200)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                for _ in range(count):
+                    self.wfile.write(b"data: {}\n\n")
+                    time.sleep(0.005)
+                self.wfile.write(b"data: [DONE]\n\n")
+            except OSError:
+                cache.leaked += 4 if cache.fault == "leaking aborts" else 0
+            finally:
+                cache.running -= 1
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads, request_queue_size = True, 256
+
+        def handle_error(self, *_: object) -> None:
+            """Clients hang up."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

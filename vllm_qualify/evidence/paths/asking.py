@@ -1,0 +1,179 @@
+"""Requests that keep a server busy: prompts on a path, other prompts beside them, and clients that hang up."""
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from threading import Event
+
+import httpx
+from pydantic import JsonValue
+
+from vllm_qualify.answers import PLAIN, ask_within, bounded
+from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence.contract.measure import read_count
+from vllm_qualify.evidence.paths.replies import COMPLETIONS, Asked, Prompt
+from vllm_qualify.limits import call_within
+from vllm_qualify.recipe.values import CountOrZero, Flag, Frozen, NotNegative
+
+MOST_BYTES = 2**20
+# How long a client waits before it hangs up, in s: in the queue, in the prefill, in the decode.
+HANGS_UP_AFTER_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+POLL_S = 0.05
+
+
+class Filler(Frozen):
+    """Another prompt that was asked: its tokens, and when, in s since the path's first request."""
+
+    prompt_tok: CountOrZero
+    began_s: NotNegative
+    ended_s: NotNegative
+    problem: str = ""
+
+
+class HangUp(Frozen):
+    """A client that hung up: after how long, and whether the reply had ended before."""
+
+    after_s: NotNegative
+    reply_ended: Flag
+    problem: str = ""
+
+
+def _numbered(salt: str) -> Iterator[str]:
+    return (f"{salt}-{number}" for number in itertools.count())
+
+
+class Asking:
+    """Whom to ask, how many requests at once, and how long to wait for one."""
+
+    def __init__(self, server: Server, at_once: int, limit_s: float, reply_tok: int) -> None:
+        self.server, self.at_once, self.limit_s, self.reply_tok = server, at_once, limit_s, reply_tok
+        self._counters = KINDS[server.kind].counters
+
+    def ask_prompts(self, prompts: Sequence[Prompt], salts: Sequence[str], path: Path, began: float | None = None) -> None:
+        """Ask each prompt with its salt, and write a line for each. Raises ReleaseError if the server has ended."""
+        since = time.monotonic() if began is None else began
+
+        def ask(prompt: Prompt, salt: str) -> Asked:
+            where, body = prompt.request(self.server.served_model_name, salt, self.reply_tok)
+            started, reply, problem = time.monotonic(), None, ""
+            try:
+                reply = self._post(where, body)
+            except (httpx.HTTPError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"[:500]
+            times = {"began_s": started - since, "ended_s": time.monotonic() - since}
+            return Asked(number=prompt.number, digest=prompt.digest, salt=salt, reply=reply, problem=problem, **times)
+
+        with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
+            for asked in pool.map(ask, prompts, salts):
+                file.write(f"{asked.model_dump_json()}\n")
+        self.server.check_alive()
+
+    def ask_filler(self, tokens: Sequence[int], salt: str, most_tok: int, since: float) -> Filler:
+        started, problem = time.monotonic(), ""
+        try:
+            self._post(COMPLETIONS, self.filler_body(tokens, salt, most_tok))
+        except (httpx.HTTPError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"[:500]
+        times = {"began_s": started - since, "ended_s": time.monotonic() - since}
+        return Filler(prompt_tok=len(tokens), problem=problem, **times)
+
+    def filler_body(self, tokens: Sequence[int], salt: str, most_tok: int) -> dict[str, JsonValue]:
+        own: dict[str, JsonValue] = {"prompt": list(tokens), "max_tokens": most_tok, "cache_salt": salt}
+        return own | {"model": self.server.served_model_name, "temperature": 0, "ignore_eos": True}
+
+    def _post(self, where: str, body: dict[str, JsonValue]) -> JsonValue:
+        reply = ask_within("POST", f"{self.server.url}{where}", self.limit_s, MOST_BYTES, json=body)
+        if reply.status_code != httpx.codes.OK:
+            raise ValueError(f"HTTP {reply.status_code}: {reply.text[:300]}")
+        document: JsonValue = json.loads(reply.text)
+        return document
+
+    def fill_cache(self, tokens: Sequence[int], salts: Iterator[str], total_tok: int, path: Path) -> None:
+        """Ask other prompts, each of `tokens`, of at least so many tokens in all."""
+        since, times = time.monotonic(), -(-total_tok // len(tokens))
+        with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
+            for filler in pool.map(lambda salt: self.ask_filler(tokens, salt, 1, since), [next(salts) for _ in range(times)]):
+                file.write(f"{filler.model_dump_json()}\n")
+        self.server.check_alive()
+
+    @contextmanager
+    def asking_beside(self, tokens: Sequence[int], salts: Iterator[str], most_tok: int, path: Path) -> Iterator[float]:
+        """Ask other prompts during the block, as many at once as all others; gives when the first one began."""
+        since, ended = time.monotonic(), Event()
+
+        def ask_on(own: Iterator[str]) -> list[Filler]:
+            done = []
+            while not ended.is_set():
+                done.append(self.ask_filler(tokens, next(own), most_tok, since))
+            return done
+
+        with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
+            asking = [pool.submit(ask_on, _numbered(salt)) for salt in islice(salts, self.at_once)]
+            try:
+                yield since
+            finally:
+                ended.set()
+            for future in as_completed(asking):
+                file.writelines(f"{filler.model_dump_json()}\n" for filler in future.result())
+        self.server.check_alive()
+
+    def hang_up(self, tokens: Sequence[int], salts: Iterator[str], times: int, most_tok: int, path: Path, seed: int) -> None:
+        """Ask for streams, and leave each before its end."""
+        drawn = random.Random(seed)
+        waits = [drawn.choice(HANGS_UP_AFTER_S) for _ in range(times)]
+        with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
+            bodies = [self.filler_body(tokens, next(salts), most_tok) | {"stream": True} for _ in range(times)]
+            for hung_up in pool.map(self._leave, bodies, waits):
+                file.write(f"{hung_up.model_dump_json()}\n")
+        self.server.check_alive()
+
+    def _leave(self, body: dict[str, JsonValue], after_s: float) -> HangUp:
+        def stream() -> bool:
+            until = time.monotonic() + after_s
+            # A read that takes longer than the wait ends it, too: then the stream is left without a byte.
+            limits = httpx.Timeout(self.limit_s, read=max(0.001, after_s))
+            headers, hooks = {"Accept-Encoding": PLAIN}, {"response": [bounded(self.limit_s, MOST_BYTES)]}
+            with (
+                httpx.Client(timeout=limits, event_hooks=hooks) as client,
+                client.stream("POST", f"{self.server.url}{COMPLETIONS}", json=body, headers=headers) as answer,
+            ):
+                answer.raise_for_status()
+                for line in answer.iter_lines():
+                    if line == "data: [DONE]":
+                        return True
+                    if time.monotonic() > until:
+                        return False
+            return True
+
+        try:
+            return HangUp(after_s=after_s, reply_ended=call_within(self.limit_s, stream))
+        except httpx.ReadTimeout:
+            return HangUp(after_s=after_s, reply_ended=False)
+        except (httpx.HTTPError, TimeoutError) as error:
+            return HangUp(after_s=after_s, reply_ended=False, problem=f"{type(error).__name__}: {error}"[:500])
+
+    def cache_share(self) -> float | None:
+        """Which share of the KV cache is in use; None if the server does not say it."""
+        return read_count(self.server.metrics_page(), self._counters["kv_cache_usage"])
+
+    def await_idle(self, cache_share: float, limit_s: float, clock: Callable[[], float] = time.monotonic) -> float:
+        """How long until no request runs or waits, and no more of the KV cache is in use than `cache_share`, in s.
+
+        At least `limit_s` if that does not happen.
+        """
+        began = clock()
+        while (waited_s := clock() - began) < limit_s:
+            page = self.server.metrics_page()
+            busy = [read_count(page, self._counters[name]) for name in ("running", "waiting")]
+            used = read_count(page, self._counters["kv_cache_usage"])
+            if busy == [0, 0] and used is not None and used <= cache_share:
+                break
+            time.sleep(POLL_S)
+        return waited_s

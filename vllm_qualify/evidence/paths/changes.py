@@ -1,0 +1,50 @@
+"""How far replies to one prompt are apart, and which of them a path has changed."""
+
+import statistics
+from collections.abc import Sequence
+
+from vllm_qualify.evidence.paths.replies import Place, Reply
+
+# A reply that is less far from a cold one than this has not changed, in nat: other kernels for another batch differ by a tenth.
+LEAST_NAT = 0.5
+# A likelihood that differs by more is another answer, however noisy the server is: 20 times as likely.
+MOST_NAT = 3.0
+# The noise between two cold replies of which nine prompts of ten have less, times this, is noise too.
+TIMES_NOISE, QUANTILE = 4.0, 0.9
+
+
+def distance_nat(one: Reply, other: Reply) -> float:
+    """The largest difference of a token's log-likelihood, up to the first token that differs.
+
+    There, each reply says how much less likely it finds the other's token than its own. A token that a reply does not name is
+    at most as likely as the least likely one that it names, so that the distance may be larger. Two tokens that are about
+    equally likely are therefore near to each other.
+    """
+    farthest = 0.0
+    for ours, theirs in zip(one.places, other.places, strict=True):
+        if ours.token != theirs.token:
+            return max(farthest, _lead_nat(ours, theirs.token), _lead_nat(theirs, ours.token))
+        farthest = max(farthest, abs(ours.likely[ours.token] - theirs.likely[ours.token]))
+    return farthest
+
+
+def _lead_nat(at: Place, other: int) -> float:
+    return at.likely[at.token] - at.likely.get(other, min(at.likely.values()))
+
+
+def limit_nat(one: Sequence[Reply], other: Sequence[Reply]) -> float:
+    """How far a reply may be from a cold one, by the noise between two cold ones."""
+    noise = [distance_nat(*pair) for pair in zip(one, other, strict=True)]
+    typical = statistics.quantiles(noise, n=10, method="inclusive")[round(10 * QUANTILE) - 1]
+    return min(MOST_NAT, max(LEAST_NAT, TIMES_NOISE * typical))
+
+
+def find_changed(replies: Sequence[Reply], colds: Sequence[Sequence[Reply]], limit: float) -> list[int]:
+    """Which of the replies, by their places, are farther than the limit from all cold replies to their prompts."""
+    return [at for at, reply in enumerate(replies) if all(distance_nat(reply, cold[at]) > limit for cold in colds)]
+
+
+def nll_changes_nat(replies: Sequence[Reply], cold: Sequence[Reply]) -> list[float]:
+    """By how much each reply finds the first token of the cold one less likely than the cold one does."""
+    pairs = ((reply.places[0], before.places[0]) for reply, before in zip(replies, cold, strict=True))
+    return [before.likely[before.token] - at.likely.get(before.token, min(at.likely.values())) for at, before in pairs]

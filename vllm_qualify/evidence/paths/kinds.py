@@ -1,0 +1,207 @@
+"""The paths: how the server is brought onto each, and what proves from the files that its answers took it.
+
+The prompts have a cache of their own for each salt, so that a prompt is cold at will: with a salt that was never sent.
+"""
+
+import itertools
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_qualify.engine.kinds.base import Counted, EngineKind
+from vllm_qualify.evidence.load.problems import counters_of
+from vllm_qualify.evidence.paths.asking import Asking, Filler, HangUp
+from vllm_qualify.evidence.paths.replies import Prompt, Reply
+from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.values import Frozen, NotNegative
+
+# The share of the prompts' tokens that must come from the cache, or at most may.
+LEAST_HITS, MOST_HITS = 0.5, 0.1
+# How much more than the cache holds is sent to push prompts out of it.
+MORE_THAN_CACHE = 1.2
+# The tokens of the replies to other prompts beside which prompts are asked.
+FILLER_REPLY_TOK = 48
+# The share of the clients that must have left before the end of their replies.
+LEAST_LEFT = 0.5
+# How long a server may need until it is idle again after that, and how long this is waited for.
+RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 60.0
+# What of the KV cache may still be in use after the clients have left, beside what was in use before.
+CACHE_SHARE = 0.01
+COLD, COLD_AGAIN = "cold", "cold-again"
+REPLIES = "replies.jsonl"
+RECOVERED, BESIDE, FILLERS, HUNG_UP = "recovered.json", "beside.jsonl", "fillers.jsonl", "hung-up.jsonl"
+
+
+class Recovered(Frozen):
+    """How long it took until the server was idle after clients had hung up, and what of its KV cache was in use before."""
+
+    waited_s: NotNegative
+    cache_share: NotNegative
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the paths of one cell have in common: whom to ask, how, and the other prompts' tokens."""
+
+    asking: Asking
+    settings: Paths
+    prompts: Sequence[Prompt]
+    salt: str
+    """the beginning of all salts, so that another run on the same server has others"""
+    filler: Sequence[int]
+    """the tokens of another prompt"""
+    cache_tok: int | None
+    """how many tokens the KV cache holds, if the server says so"""
+
+    def other_salts(self, path: str) -> Iterator[str]:
+        return (f"{self.salt}-{path}-other-{number}" for number in itertools.count())
+
+
+def salts_of(salt: str, path: str, prompts: Sequence[Prompt]) -> list[str]:
+    """The salts of a path's prompts. What comes from the cache, or did until it was pushed out, has those of the first pass."""
+    of = COLD if path in ("cached", "evicted") else path
+    return [f"{salt}-{of}-{prompt.number}" for prompt in prompts]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a path left: its folder, the replies, and the server's counters over it."""
+
+    folder: Path
+    kind: EngineKind
+    settings: Paths
+    replies: Sequence[Reply]
+    at_once: int
+    counted: Counted
+
+    def hit_share(self) -> float | None:
+        """Which share of the prompts' tokens came from the cache: by the replies if they say it, else by the counters."""
+        told = [reply.cached_tok for reply in self.replies]
+        known = [tok for tok in told if tok is not None]
+        if len(known) == len(told):
+            return sum(known) / sum(reply.prompt_tok for reply in self.replies)
+        return self.counted.share(*(self.kind.total(name) for name in ("prefix_hits", "prefix_queries")))
+
+
+class BusyPath(ABC):
+    """One path: how the server is brought onto it, and what proves that its answers took it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def take(self, scene: Scene, folder: Path) -> None:
+        """Ask the prompts on this path, and leave its files in its folder. Raises ReleaseError if the server has ended."""
+        scene.asking.ask_prompts(scene.prompts, salts_of(scene.salt, self.name, scene.prompts), folder / REPLIES)
+
+    @abstractmethod
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        """Why the answers are not proven to have taken this path. Raises one of UNUSABLE."""
+
+    def fault(self, seen: Seen) -> str:  # noqa: ARG002  (the paths' signature)
+        """What else than its answers is wrong; empty if nothing is. Raises one of UNUSABLE."""
+        return ""
+
+
+class Cold(BusyPath):
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        yield from _too_many_hits(seen)
+
+
+class Cached(BusyPath):
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        share = seen.hit_share()
+        if share is None or share < LEAST_HITS:
+            told = "does not say how much" if share is None else f"says that {share:.0%}"
+            yield (
+                f"the server {told} of the prompts came from its prefix cache, and {LEAST_HITS:.0%} must: ask fewer or longer"
+                " prompts, or leave this path out where the cache is off"
+            )
+
+
+class Concurrent(BusyPath):
+    def take(self, scene: Scene, folder: Path) -> None:
+        others = scene.other_salts(self.name)
+        with scene.asking.asking_beside(scene.filler, others, FILLER_REPLY_TOK, folder / BESIDE) as since:
+            salts = salts_of(scene.salt, self.name, scene.prompts)
+            scene.asking.ask_prompts(scene.prompts, salts, folder / REPLIES, since)
+
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        others = [Filler.model_validate_json(line) for line in _lines(seen.folder / BESIDE)]
+        yield from _filler_problems(others)
+        beside = statistics.median(
+            sum(other.began_s < reply.ended_s and reply.began_s < other.ended_s for other in others) for reply in seen.replies
+        )
+        if beside < (least := (seen.at_once + 1) // 2):
+            yield f"beside half of the prompts at most {beside:g} other requests were under way, and {least} should be"
+
+
+class Evicted(BusyPath):
+    def take(self, scene: Scene, folder: Path) -> None:
+        most_tok = scene.settings.most_filler_tok
+        total_tok = most_tok if scene.cache_tok is None else min(int(MORE_THAN_CACHE * scene.cache_tok), most_tok)
+        scene.asking.fill_cache(scene.filler, scene.other_salts(self.name), total_tok, folder / FILLERS)
+        super().take(scene, folder)
+
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        yield from _filler_problems([Filler.model_validate_json(line) for line in _lines(seen.folder / FILLERS)])
+        # What an offloaded cache brings back is in other counters.
+        yield from _too_many_hits(seen, "raise most_filler_tok, give the server a smaller cache, or leave this path out")
+
+
+class Aborted(BusyPath):
+    def take(self, scene: Scene, folder: Path) -> None:
+        asking, times = scene.asking, scene.settings.num_aborts
+        before = asking.cache_share() or 0.0
+        asking.hang_up(scene.filler, scene.other_salts(self.name), times, 4 * FILLER_REPLY_TOK, folder / HUNG_UP, times)
+        waited_s = asking.await_idle(before + CACHE_SHARE, MOST_WAITED_S)
+        (folder / RECOVERED).write_text(Recovered(waited_s=waited_s, cache_share=before).model_dump_json())
+        super().take(scene, folder)
+
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        hung_up = [HangUp.model_validate_json(line) for line in _lines(seen.folder / HUNG_UP)]
+        if problem := next((each.problem for each in hung_up if each.problem), ""):
+            yield f"a client that was to hang up got no stream: {problem}"
+        left = sum(not each.reply_ended for each in hung_up)
+        if len(hung_up) != seen.settings.num_aborts or left < LEAST_LEFT * len(hung_up):
+            asked = seen.settings.num_aborts
+            yield f"{left} of {len(hung_up)} clients hung up before their replies ended, of {asked} that should"
+
+    def fault(self, seen: Seen) -> str:
+        waited_s = read_recovered(seen.folder).waited_s
+        if waited_s <= RECOVERS_WITHIN_S:
+            return ""
+        return f"{waited_s:.0f} s after clients hung up, requests still ran, or the KV cache was not free again"
+
+
+_KINDS = (Cold(COLD), Cold(COLD_AGAIN), Cached("cached"), Concurrent("concurrent"), Evicted("evicted"), Aborted("aborted"))
+BUSY_PATHS: dict[str, BusyPath] = {kind.name: kind for kind in _KINDS}
+
+
+def read_recovered(folder: Path) -> Recovered:
+    """Raises one of UNUSABLE."""
+    return Recovered.model_validate_json((folder / RECOVERED).read_bytes())
+
+
+def read_counted(before: Path, after: Path) -> Counted:
+    """The counters over a path. Raises one of UNUSABLE."""
+    return counters_of(before, after)[1]
+
+
+def _too_many_hits(seen: Seen, remedy: str = "") -> Iterator[str]:
+    share = seen.hit_share()
+    if share is not None and share > MOST_HITS:
+        said = f"{share:.0%} of the prompts came from the prefix cache, and at most {MOST_HITS:.0%} may"
+        yield f"{said}: {remedy}" if remedy else said
+
+
+def _filler_problems(others: Sequence[Filler]) -> Iterator[str]:
+    if not others:
+        yield "no other prompts were asked"
+    elif problem := next((other.problem for other in others if other.problem), ""):
+        yield f"another prompt has no reply: {problem}"
+
+
+def _lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().split(b"\n") if line]

@@ -1,0 +1,136 @@
+"""Ask a server the same prompts on each path, and once more those that a path seems to have changed."""
+
+import math
+import statistics
+import uuid
+from collections.abc import Sequence
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import httpx
+from pydantic import Field
+
+from vllm_qualify.engine.metrics_page import samples_of
+from vllm_qualify.engine.process import Tell
+from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import HostError
+from vllm_qualify.evidence.likelihood import Tokenized, tokenize
+from vllm_qualify.evidence.load.fitting import CACHE, block_tok
+from vllm_qualify.evidence.measurement import UNUSABLE
+from vllm_qualify.evidence.paths.asking import Asking
+from vllm_qualify.evidence.paths.changes import find_changed, limit_nat
+from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, REPLIES, Scene, salts_of
+from vllm_qualify.evidence.paths.replies import Content, Prompt, Reply, read_replies
+from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.values import Frozen, Text
+
+STAGE = "paths"
+PAGES = ("metrics-before.txt", "metrics-after.txt")
+# Two more cold passes for the prompts that some path seems to have changed.
+DOUBTED = ("doubted-1", "doubted-2")
+# The prompts whose tokens make up the other prompts, and tell how long prompts are.
+FILLED_FROM = 16
+# Of a prompt this many blocks of the KV cache should be whole, and at most so many questions are put into one.
+LEAST_BLOCKS, USUAL_BLOCK_TOK, MOST_QUESTIONS = 3, 16, 64
+
+
+class How(Frozen):
+    """What was decided on the server: the beginning of all salts, and how many questions each prompt has."""
+
+    salt: Text
+    questions_per_prompt: Annotated[int, Field(strict=True, ge=1, le=MOST_QUESTIONS)]
+
+
+class Asker(NamedTuple):
+    """What determines the requests of a cell: its settings, its prompts, the model's name, and the beginning of its salts."""
+
+    settings: Paths
+    prompts: Sequence[Prompt]
+    model: str
+    salt: str
+
+    def read(self, folder: Path, path: str, prompts: Sequence[Prompt] | None = None) -> list[Reply]:
+        """The replies of a path, to all prompts or to these. Raises one of UNUSABLE."""
+        asked = self.prompts if prompts is None else prompts
+        salts = salts_of(self.salt, path, asked)
+        return read_replies(folder / path / REPLIES, asked, salts, self.model, self.settings.reply_tok)
+
+    def read_colds(self, folder: Path) -> list[list[Reply]]:
+        """The two cold passes. Raises one of UNUSABLE."""
+        return [self.read(folder, COLD), self.read(folder, COLD_AGAIN)]
+
+    def find_doubted(self, folder: Path) -> list[int]:
+        """The prompts, by their places, of which a path's reply is far from both cold ones. Unusable paths are left out."""
+        colds = self.read_colds(folder)
+        limit, doubted = limit_nat(*colds), set[int]()
+        for path in self.settings.taken:
+            if path != COLD:
+                try:
+                    doubted |= {*find_changed(self.read(folder, path), colds, limit)}
+                except UNUSABLE:
+                    continue
+        return sorted(doubted)
+
+
+def measure_paths(server: Server, asker: Asker, at_once: int, folder: Path, tell: Tell) -> None:
+    """Take each path, each into a folder of its own. Raises HostError, or ReleaseError if the server has ended."""
+    settings, prompts = asker.settings, asker.prompts
+    asking = Asking(server, at_once, settings.time_limit_s, settings.reply_tok)
+    scene = Scene(asking, settings, prompts, asker.salt, _make_filler(server, asker), _cache_tok(server.metrics_page()))
+    for path in (COLD, COLD_AGAIN, *settings.taken[1:]):
+        tell(f"{STAGE}: {len(prompts)} prompts, {path}")
+        inside = folder / path
+        inside.mkdir()
+        (inside / PAGES[0]).write_text(server.metrics_page())
+        BUSY_PATHS[path].take(scene, inside)
+        (inside / PAGES[1]).write_text(server.metrics_page())
+    try:
+        doubted = [prompts[at] for at in asker.find_doubted(folder)]
+    except UNUSABLE:
+        # The measurements will say so.
+        return
+    for again in DOUBTED if doubted else ():
+        (folder / again).mkdir()
+        asking.ask_prompts(doubted, salts_of(asker.salt, again, doubted), folder / again / REPLIES)
+
+
+def decide_how(server: Server, contents: Sequence[Content], limit_s: float) -> How:
+    """Ask enough questions in each prompt that it fills some blocks of the cache. Raises as `_tokenize_all`."""
+    replies = _tokenize_all(server, contents[:FILLED_FROM], limit_s)
+    typical_tok = max(1.0, statistics.median(len(reply.tokens) for reply in replies))
+    wanted_tok = min(LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK), replies[0].max_model_len / 2)
+    per_prompt = min(MOST_QUESTIONS, max(1, math.ceil(wanted_tok / typical_tok)))
+    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt)
+
+
+def _make_filler(server: Server, asker: Asker) -> list[int]:
+    """The tokens of another prompt: those of the prompts, over and over, as many as the settings say and the server takes.
+
+    Raises as `_tokenize_all`.
+    """
+    contents = [prompt.content for prompt in asker.prompts[:FILLED_FROM]]
+    replies = _tokenize_all(server, contents, asker.settings.time_limit_s)
+    tokens = list(chain.from_iterable(reply.tokens for reply in replies))
+    room = replies[0].max_model_len - 4 * FILLER_REPLY_TOK - 1
+    return list(islice(cycle(tokens), max(1, min(asker.settings.filler_tok, room))))
+
+
+def _tokenize_all(server: Server, contents: Sequence[Content], limit_s: float) -> list[Tokenized]:
+    """Raises HostError if the server gives no tokens, ReleaseError if it has ended."""
+    requests = ({"prompt": content} if isinstance(content, str) else {"messages": content} for content in contents)
+    try:
+        return [tokenize(server, request, limit_s) for request in requests]
+    except (httpx.HTTPError, ValueError) as error:
+        server.check_alive()
+        problem = f"the server does not say the tokens of a prompt: {type(error).__name__}: {error}"[:500]
+        raise HostError(problem, "see its log, or leave 'paths' out of the profile", STAGE) from error
+
+
+def _cache_tok(page: str) -> int | None:
+    """How many tokens the KV cache holds, by the server's /metrics. None if it does not say so."""
+    try:
+        infos = [sample.labels for sample in samples_of(page, lambda line: line.startswith(CACHE)) if sample.name == CACHE]
+        return max((int(info["num_gpu_blocks"]) * int(info["block_size"]) for info in infos), default=None)
+    except (ValueError, KeyError):
+        return None

@@ -1,0 +1,140 @@
+"""Measurements of each path from its files alone: which answers changed, by how much, and whether the path was taken."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from scipy import special
+
+from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, around, in_words, invalid, share_interval, valid
+from vllm_qualify.evidence.paths.changes import MOST_NAT, distance_nat, find_changed, limit_nat, nll_changes_nat
+from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, REPLIES, Seen, read_counted, read_recovered
+from vllm_qualify.evidence.paths.measure import DOUBTED, PAGES, STAGE, Asker
+from vllm_qualify.evidence.paths.replies import Reply
+from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
+from vllm_qualify.recipe.metrics import CHANGED, FIRST_TOKEN, RECOVERED, path_metric
+
+# How many changed prompts a finding names.
+NAMED = 5
+
+
+class _Colds:
+    """The cold replies, which all others are held against."""
+
+    def __init__(self, folder: Path, asker: Asker) -> None:
+        self.first, self.second = asker.read_colds(folder)
+        self.limit_nat = limit_nat(self.first, self.second)
+        places = asker.find_doubted(folder)
+        doubted = [asker.prompts[at] for at in places]
+        passes = [asker.read(folder, name, doubted) for name in DOUBTED] if doubted else []
+        self._again = {at: [again[number] for again in passes] for number, at in enumerate(places)}
+
+    def find_changed(self, replies: Sequence[Reply]) -> list[int]:
+        """The replies that are far from every cold one, also from those to the prompt once more."""
+        far = find_changed(replies, [self.first, self.second], self.limit_nat)
+        return [at for at in far if all(distance_nat(replies[at], cold) > self.limit_nat for cold in self._again[at])]
+
+
+def parse_paths(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> list[Measurement]:
+    """The measurements of all paths that are taken."""
+    try:
+        colds = _Colds(folder, asker)
+    except UNUSABLE as error:
+        refused = refuse_all(asker.settings.taken, f"no usable cold answers: {in_words(error)}")
+        return [*refused, *_measure_recovery(folder, asker)]
+    rows = []
+    for path in asker.settings.taken:
+        try:
+            rows += _parse_path(path, folder, asker, at_once, kind, levels, colds)
+        except UNUSABLE as error:
+            rows += _invalid_rows(path, f"no usable answers: {in_words(error)}")
+    return [*rows, *_measure_recovery(folder, asker)]
+
+
+def refuse_all(paths: Sequence[str], because: str) -> list[Measurement]:
+    """The measurements of these paths, all of them invalid."""
+    return [row for path in paths for row in _invalid_rows(path, because)]
+
+
+def _parse_path(
+    path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels, colds: _Colds
+) -> list[Measurement]:
+    names = (COLD, COLD_AGAIN) if path == COLD else (path,)
+    seen = {name: _see(name, folder, asker, at_once, kind) for name in names}
+    if doubts := [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]:
+        return _invalid_rows(path, "; ".join(doubts))
+    fault = BUSY_PATHS[path].fault(seen[path])
+    if path == COLD:
+        # Two cold answers that are this far apart have no noise that could be allowed.
+        replies, changed = colds.second, find_changed(colds.second, [colds.first], MOST_NAT)
+    else:
+        replies = asker.read(folder, path)
+        changed = colds.find_changed(replies)
+    count, source = len(replies), _source(path)
+    changes = nll_changes_nat(replies, colds.first)
+    traced = [f"{source}:{at + 1}" for at in changed]
+    name = path_metric(path)
+    shared = {"sample_count": count, "traced_to": traced or [source]}
+    sides = sides_of("lower", levels.false_pass, levels.false_fail)
+    finding = "; ".join(filter(None, [fault, _describe(changed, replies, colds)]))
+    return [
+        valid(name, float(not finding), source, finding=finding, **shared),
+        valid(
+            path_metric(path, CHANGED),
+            len(changed) / count,
+            source,
+            interval=share_interval(len(changed), count, sides),
+            **shared,
+        ),
+        valid(
+            path_metric(path, FIRST_TOKEN), statistics.fmean(changes), source, interval=_mean_interval(changes, sides), **shared
+        ),
+    ]
+
+
+def _see(path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> Seen:
+    """Raises one of UNUSABLE."""
+    inside = folder / path
+    counted = read_counted(inside / PAGES[0], inside / PAGES[1])
+    return Seen(inside, kind, asker.settings, asker.read(folder, path), at_once, counted)
+
+
+def _describe(changed: Sequence[int], replies: Sequence[Reply], colds: _Colds) -> str:
+    if not changed:
+        return ""
+    far = {at: distance_nat(replies[at], colds.first[at]) for at in changed}
+    worst = sorted(far, key=lambda at: -far[at])[:NAMED]
+    named = ", ".join(f"prompt {at + 1} by {far[at]:.1f} nat" for at in worst)
+    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    noise = f"where {colds.limit_nat:.1f} nat are noise"
+    return f"{len(changed)} of {len(replies)} answers changed, {noise}: {named}{more}"
+
+
+def _mean_interval(values: Sequence[float], sides: Sides) -> Interval | None:
+    """Student's t bounds for a mean."""
+    if len(values) < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    below, above = (-float(special.stdtrit(len(values) - 1, alpha)) * error for alpha in sides)
+    return around(mean, mean - below, mean + above)
+
+
+def _measure_recovery(folder: Path, asker: Asker) -> list[Measurement]:
+    if "aborted" not in asker.settings.taken:
+        return []
+    source = f"{STAGE}/aborted/recovered.json"
+    try:
+        return [valid(RECOVERED, read_recovered(folder / "aborted").waited_s, source, sample_count=asker.settings.num_aborts)]
+    except UNUSABLE as error:
+        return [invalid(RECOVERED, f"it is not known: {in_words(error)}", source)]
+
+
+def _invalid_rows(path: str, because: str) -> list[Measurement]:
+    names = (path_metric(path), path_metric(path, CHANGED), path_metric(path, FIRST_TOKEN))
+    return [invalid(name, because, _source(path)) for name in names]
+
+
+def _source(path: str) -> str:
+    return f"{STAGE}/{path}/{REPLIES}"

@@ -1,0 +1,68 @@
+"""The paths stage: the accuracy questions on each path that an answer can take through a busy server, after the loads."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_qualify.errors import HostError
+from vllm_qualify.evidence import passages
+from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
+from vllm_qualify.evidence.paths import measure, parse
+from vllm_qualify.evidence.paths.measure import Asker, How
+from vllm_qualify.evidence.paths.replies import Content, make_prompts
+from vllm_qualify.evidence.sequential import levels_for
+from vllm_qualify.evidence.stages.accuracy import ACCURACY, tasks_as_inputs
+from vllm_qualify.evidence.stages.stage import Stage, inputs_of, settled
+from vllm_qualify.evidence.stages.world import Commands, World
+from vllm_qualify.plan.cell import CellPlan
+
+NO_PATHS = "the profile has no paths"
+HOW = "how.json"
+MOST_AT_ONCE = 64
+
+
+class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
+    """What a busy server answers: from its cache, beside other requests, after evictions and after clients hung up."""
+
+    def inputs(self, plan: CellPlan) -> Any:
+        return [inputs_of(plan.paths), _requests_at_once(plan), tasks_as_inputs(plan)]
+
+    def shared(self, plan: CellPlan) -> Any:
+        return plan.paths, _requests_at_once(plan), ACCURACY.shared(plan)
+
+    def measure(self, world: World, folder: Path) -> Commands:
+        plan, server = world.plan, world.served.server
+        settings = settled(plan.paths, NO_PATHS)
+        try:
+            contents = passages.asked_prompts(plan, world.evidence, settings.num_prompts)
+        except UNUSABLE as error:
+            problem = f"the accuracy questions cannot be asked again: {in_words(error)}"
+            raise HostError(problem, "see the files of the accuracy stage", measure.STAGE) from error
+        how = measure.decide_how(server, contents, settings.time_limit_s)
+        (folder / HOW).write_text(how.model_dump_json())
+        measure.measure_paths(server, _make_asker(plan, contents, how), _requests_at_once(plan), folder, world.tell)
+        return []
+
+    def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
+        folder, settings = evidence / measure.STAGE, settled(plan.paths, NO_PATHS)
+        try:
+            contents = passages.asked_prompts(plan, evidence, settings.num_prompts)
+            # Not of the plan: a stage may be of another run, and one that is measured again needs other salts.
+            asker = _make_asker(plan, contents, How.model_validate_json((folder / HOW).read_bytes()))
+        except UNUSABLE as error:
+            return parse.refuse_all(settings.taken, f"it is not known what was asked: {in_words(error)}")
+        return parse.parse_paths(folder, asker, _requests_at_once(plan), plan.server.engine_kind, levels_for(plan))
+
+
+def _make_asker(plan: CellPlan, contents: Sequence[Content], how: How) -> Asker:
+    prompts = make_prompts(contents, how.questions_per_prompt)
+    return Asker(settled(plan.paths, NO_PATHS), prompts, plan.server.served_model_name, how.salt)
+
+
+def _requests_at_once(plan: CellPlan) -> int:
+    """As many as the settings say, or as the load has clients."""
+    asked = settled(plan.paths, NO_PATHS).num_concurrent
+    return asked or min(plan.load.max_concurrency or MOST_AT_ONCE, MOST_AT_ONCE)
+
+
+PATHS_STAGE = PathsStage()
