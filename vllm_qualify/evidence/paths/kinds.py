@@ -82,7 +82,8 @@ class Seen:
         known = [tok for tok in told if tok is not None]
         if len(known) == len(told):
             return sum(known) / sum(reply.prompt_tok for reply in self.replies)
-        return self.counted.share(*(self.kind.total(name) for name in ("prefix_hits", "prefix_queries")))
+        hits, queries = (self.counted.gained(self.kind.total(name)) for name in ("prefix_hits", "prefix_queries"))
+        return hits / queries if queries > 0 else None
 
 
 class BusyPath(ABC):
