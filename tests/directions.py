@@ -24,6 +24,11 @@ CAPABILITIES = {
     "responses": _checks("responses responses_stream"),
 }
 HIGHER_IS_BETTER = {
+    "path_cold",
+    "path_cached",
+    "path_concurrent",
+    "path_evicted",
+    "path_aborted",
     "nccl_infiniband",
     "smoke_model_identity",
     "smoke_finish_reason",
@@ -74,4 +79,6 @@ LOWER_IS_BETTER = {
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",
     "soak_failed_share",
+    *(f"path_{path}_changed_share" for path in ("cold", "cached", "concurrent", "evicted", "aborted")),
+    *(f"path_{path}_first_token_nll_change_nat" for path in ("cold", "cached", "concurrent", "evicted", "aborted")),
 }

@@ -331,7 +331,7 @@ NO_IDS = [{}, {"tokens": [1.5], "max_model_len": 9}, {"tokens": ["a"], "max_mode
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        *(({"ids": reply}, "_Tokenized") for reply in NO_IDS),
+        *(({"ids": reply}, "Tokenized") for reply in NO_IDS),
         ({"refuses": "/tokenize"}, r"HTTP 400: .*not here"),
         ({"refuses": "/v1/completions"}, r"HTTP 400: .*not here"),
         ({"most": 8}, "question 0 of gsm8k has with its answer 8 tokens, and the server takes 8"),

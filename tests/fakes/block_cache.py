@@ -14,14 +14,15 @@ from typing import Any, Literal
 
 Fault = Literal["none", "swapped", "corrupt block", "stale block", "leaking aborts", "no cache"]
 BLOCK_TOK, MODEL = 16, "m"
-SHARES = (0.6, 0.2, 0.1, 0.06, 0.04)
+SPOILED = 1 / 40
+SHARES = (0.9, 0.05, 0.03, 0.015, 0.005)
 
 
 class BlockCache:
     """Of `blocks` blocks, the longest unused ones go first. `noise_nat` is the spread of each likelihood.
 
-    `swapped`: with 8 or more requests under way every 8th reply is that to another one. `corrupt block`: one block of 200 is
-    wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 50 is taken for what is there now.
+    `swapped`: with 8 or more requests under way one reply of 8 is that to another prompt. `corrupt block`: one block of 40 is
+    wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 40 is taken for what is there now.
     """
 
     def __init__(self, fault: Fault = "none", *, blocks: int = 512, noise_nat: float = 0.0, seed: int = 1) -> None:
@@ -29,7 +30,7 @@ class BlockCache:
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.cached: OrderedDict[str, bool] = OrderedDict()
         self.pushed_out: set[str] = set()
-        self.running = self.leaked = self.queries = self.hits = self.replies = 0
+        self.running = self.leaked = self.queries = self.hits = 0
         self.before: list[int] = []
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -37,9 +38,8 @@ class BlockCache:
         with self.lock:
             self.running += 1
             cached, is_wrong = self._read_cache(prompt, str(body.get("cache_salt")))
-            self.replies += 1
             seen, self.before = (self.before, prompt) if self._swaps() else (prompt, prompt)
-        time.sleep(0.02)
+        time.sleep(0.08)
         with self.lock:
             self.running -= 1
             spoiled = [*seen, -1] if is_wrong else seen
@@ -54,7 +54,7 @@ class BlockCache:
         }
 
     def _swaps(self) -> bool:
-        return self.fault == "swapped" and self.running >= 8 and self.replies % 8 == 0 and bool(self.before)
+        return self.fault == "swapped" and self.running >= 8 and self.random.random() < 1 / 8 and bool(self.before)
 
     def _read_cache(self, prompt: list[int], salt: str) -> tuple[int, bool]:
         """How many tokens come from the cache, and whether one of these is wrong. All blocks are in the cache then."""
@@ -69,8 +69,8 @@ class BlockCache:
                 hits += BLOCK_TOK
                 is_wrong |= self.cached[block]
             elif self.fault == "stale block" and block in self.pushed_out:
-                is_wrong |= self.random.random() < 1 / 50
-            self.cached.setdefault(block, self.fault == "corrupt block" and self.random.random() < 1 / 200)
+                is_wrong |= self.random.random() < SPOILED
+            self.cached.setdefault(block, self.fault == "corrupt block" and self.random.random() < SPOILED)
             self.cached.move_to_end(block)
             if len(self.cached) > self.blocks:
                 self.pushed_out.add(self.cached.popitem(last=False)[0])

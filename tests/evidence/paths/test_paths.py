@@ -187,7 +187,7 @@ def test_a_path_is_not_proven_by_fillers_that_failed_or_never_ran(evidence: Path
     assert "0 of 24 clients hung up" in (parsed(evidence)["path_aborted"].invalid_because or "")
 
 
-def test_an_answer_that_changed_too_when_cold_is_noise(tmp_path: Path) -> None:
-    """A prompt with two equally likely answers gives now one and now the other: the doubted passes see both."""
-    rows = measured(tmp_path / "paths", BlockCache(noise_nat=0.9))
+def test_a_server_with_much_noise_is_not_refused(tmp_path: Path) -> None:
+    """Cold answers differ as much. What can be seen is less, and the finding of a change would say so."""
+    rows = measured(tmp_path / "paths", BlockCache(noise_nat=0.5))
     assert {path: rows[path_metric(path)].value for path in ("cached", "concurrent")} == {"cached": 1.0, "concurrent": 1.0}

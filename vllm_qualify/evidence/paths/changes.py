@@ -9,8 +9,8 @@ from vllm_qualify.evidence.paths.replies import Place, Reply
 LEAST_NAT = 0.5
 # A likelihood that differs by more is another answer, however noisy the server is: 20 times as likely.
 MOST_NAT = 3.0
-# The noise between two cold replies of which nine prompts of ten have less, times this, is noise too.
-TIMES_NOISE, QUANTILE = 4.0, 0.9
+# The median of the noise between two cold replies, times this, is noise too. A fault can have changed many cold replies.
+TIMES_NOISE = 8.0
 
 
 def distance_nat(one: Reply, other: Reply) -> float:
@@ -35,8 +35,7 @@ def _lead_nat(at: Place, other: int) -> float:
 def limit_nat(one: Sequence[Reply], other: Sequence[Reply]) -> float:
     """How far a reply may be from a cold one, by the noise between two cold ones."""
     noise = [distance_nat(*pair) for pair in zip(one, other, strict=True)]
-    typical = statistics.quantiles(noise, n=10, method="inclusive")[round(10 * QUANTILE) - 1]
-    return min(MOST_NAT, max(LEAST_NAT, TIMES_NOISE * typical))
+    return min(MOST_NAT, max(LEAST_NAT, TIMES_NOISE * statistics.median(noise)))
 
 
 def find_changed(replies: Sequence[Reply], colds: Sequence[Sequence[Reply]], limit: float) -> list[int]:

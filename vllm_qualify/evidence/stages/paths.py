@@ -61,7 +61,7 @@ def _make_asker(plan: CellPlan, contents: Sequence[Content], how: How) -> Asker:
 
 def _requests_at_once(plan: CellPlan) -> int:
     """As many as the settings say, or as the load has clients."""
-    asked = settled(plan.paths, NO_PATHS).num_concurrent
+    asked = plan.paths.num_concurrent if plan.paths else None
     return asked or min(plan.load.max_concurrency or MOST_AT_ONCE, MOST_AT_ONCE)
 
 
