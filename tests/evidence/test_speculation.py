@@ -18,6 +18,7 @@ from tests.builders.speculations import CAPTURED, SETTINGS
 from tests.evidence.commands import SERVER
 from tests.fakes.openai_server import Book, serving
 from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.load import speculation
 from vllm_qualify.evidence.load.greedy import DRAFTED, UNDRAFTED, Greedy, greedy_request, same_text
 from vllm_qualify.evidence.load.speculation import BATCH1, PROFILE, document, draft_loads, rates, read_acceptance
@@ -390,6 +391,14 @@ def test_a_server_that_says_something_else_or_refuses_a_prompt_is_reported(tmp_p
     last = json.loads((tmp_path / "undrafted.jsonl").read_text().splitlines()[-1])
     assert last["status"] == httpx.codes.INTERNAL_SERVER_ERROR
     assert "HTTP 500" in reason(measured(tmp_path)[SAME])
+
+
+def test_a_load_that_fails_ends_it(tmp_path: Path) -> None:
+    def run(*_: object) -> None:
+        raise HostError("bench failed", "see its log", "load")
+
+    with serving(Book(TEXTS)) as one, serving(Book(TEXTS)) as other, pytest.raises(HostError, match="bench failed"):
+        measure(one, other, tmp_path, run)
 
 
 def test_the_greedy_request_is_what_was_kept() -> None:

@@ -140,7 +140,7 @@ TOLD = {
         f"--moe-backend is auto by default {SCRIPT}",
         f"VLLM_X is not known {IMAGE}",
         f"on gpu-7 {SCRIPT} by vllm-qualify 0.1.0",
-        "waived until 2026-06-30 by release@example.org",
+        "Waiversoutput_throughput_tok_s against the baseline: waived until 2026-06-30 by release@example.org",
         "Diamonds are the baseline's",
         "Output tokens cost 0.1102 usd/Mtok: 2 times 2.5 usd an hour for 12,608 tok/s",
         "vllm-qualify run llama-3.1-8b --gpu-type h200 --variant fp8 --profile throughput --launcher process",

@@ -39,6 +39,7 @@ def test_the_first_screen_has_the_number_of_starts_and_their_values() -> None:
     assert message.startswith("2 of at most 3; ")
     assert RATE in message
     assert "Starts" not in dict(facts(passed_report()))
+    assert "Starts" not in dict(facts(changed(report, "plan", starts=1)))
     assert dict(facts(changed(report, "plan", starts=2)))["Starts"] == "1 of at most 2"
     assert starts_rows(report) == []
 
