@@ -274,7 +274,7 @@ def test_it_is_read_straight_from_a_bucket(browser: Browser, published: str) -> 
     expect(page.locator("h1")).to_have_text(CELL)
     page.locator("main").get_by_role("link").first.click()
     expect(page.locator("h1")).to_contain_text(CELL)
-    assert page.url == f"{published}/reports/{CELL}/{RUN}/report.html"
+    expect(page).to_have_url(f"{published}/reports/{CELL}/{RUN}/report.html")
     assert faults == []
     with page.expect_navigation():
         page.get_by_role("link", name="report.json").click()
