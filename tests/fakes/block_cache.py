@@ -39,7 +39,7 @@ class BlockCache:
             self.running += 1
             cached, is_wrong = self._read_cache(prompt, str(body.get("cache_salt")))
             seen, self.before = (self.before, prompt) if self._swaps() else (prompt, prompt)
-        time.sleep(0.08)
+        time.sleep(0.08)  # long enough that many requests are under way at once
         with self.lock:
             self.running -= 1
             spoiled = [*seen, -1] if is_wrong else seen

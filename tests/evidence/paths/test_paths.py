@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_a_cache_too_large_to_be_filled_is_not_called_evicted(tmp_path: Path) ->
 # Evidence that is not what it should be makes its path invalid, and no other.
 
 
-def _change_line(path: Path, change: Callable[[dict[str, object]], object], number: int = 3) -> None:
+def _change_line(path: Path, change: Callable[[Any], object], number: int = 3) -> None:
     lines = path.read_text().splitlines()
     document = json.loads(lines[number])
     change(document)
@@ -121,12 +122,12 @@ def _change_line(path: Path, change: Callable[[dict[str, object]], object], numb
     path.write_text("\n".join(lines) + "\n")
 
 
-def _reply(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
-    return lambda folder: _change_line(folder / "cached/replies.jsonl", lambda line: change(line["reply"]))  # type: ignore[arg-type]
+def _reply(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    return lambda folder: _change_line(folder / "cached/replies.jsonl", lambda line: change(line["reply"]))
 
 
-def _logprobs(change: Callable[[dict[str, list[object]]], object]) -> Callable[[Path], None]:
-    return _reply(lambda reply: change(reply["choices"][0]["logprobs"]))  # type: ignore[index]
+def _logprobs(change: Callable[[Any], object]) -> Callable[[Path], None]:
+    return _reply(lambda reply: change(reply["choices"][0]["logprobs"]))
 
 
 def _drop_line(folder: Path) -> None:
@@ -146,8 +147,8 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "no file": lambda folder: (folder / "cached/replies.jsonl").unlink(),
     "no counters": lambda folder: (folder / "cached/metrics-after.txt").unlink(),
     "another model": _reply(lambda reply: reply.update(model="other")),
-    "more cached than the prompt has": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=9999)),  # type: ignore[index]
-    "cached tokens below zero": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=-1)),  # type: ignore[index]
+    "more cached than the prompt has": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=9999)),
+    "cached tokens below zero": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=-1)),
     "no usage": _reply(lambda reply: reply.pop("usage")),
     "no choice": _reply(lambda reply: reply.update(choices=[])),
     "a shorter reply": _logprobs(lambda of: [of[name].pop() for name in of]),
