@@ -94,6 +94,6 @@ def _with_decision(published: Published, decision: Decision | None, refused: str
     if decision is None:
         return published.model_copy(update={"decision": refused})
     until = f", until {decision.expires}" if decision.expires else f": {decision.reason}"
-    text = refused or f"{decision.done}{until}"
+    text = refused or f"{decision.summary}{until}"
     get_run_logger().info(f"{published.run.plan.cell.id}: {text}")
     return published.model_copy(update={"decision": text, "rejected": decision.verdict == "reject"})

@@ -84,7 +84,7 @@ def test_a_report_that_did_not_pass_is_not_approved_and_a_rejected_one_says_why(
     run = publish_report(store, tmp_path, change=with_gate("fail"))
     assert standings(store) == {RUN: ("not passed", None)}
     done = reject(store, run, BOB_REJECTS, NOW)
-    assert (done.decision.done, done.index_problem) == ("rejected by Bob on 2026-03-14", None)
+    assert (done.decision.summary, done.index_problem) == ("rejected by Bob on 2026-03-14", None)
     assert standings(store) == {RUN: ("rejected", "rejected by Bob on 2026-03-14: we do not need it")}
 
 

@@ -273,7 +273,7 @@ def test_a_draft_changes_no_text(drafting: Report) -> None:
     speculation = drafting.details.speculation
     assert speculation is not None
     assert speculation.texts is not None
-    assert speculation.texts.same == len(speculation.texts.parts_at) == 9
+    assert speculation.texts.same_count == len(speculation.texts.parts_at) == 9
 
 
 def test_the_acceptance_is_reported_by_position(drafting: Report) -> None:

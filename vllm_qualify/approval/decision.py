@@ -55,7 +55,7 @@ class Decision(Ruling):
     manifest_sha256: str
 
     @property
-    def done(self) -> str:
+    def summary(self) -> str:
         """`approved by Ada on 2026-03-14`"""
         return f"{'approved' if self.verdict == 'approve' else 'rejected'} by {self.by} on {day(self.at)}"
 
@@ -195,7 +195,7 @@ def _check_same(decision: Decision, run: PublishedRun, wanted: Ruling, valid_day
         again = f"if `approved list` does not have it, approve it again as {decision.by}"
         revoke = f"revoke it if it must not hold; {again}"
         remedy = "qualify the cell again" if decision.verdict == "reject" else revoke
-        raise DecidedError(f"run {run.run_id} was already {decision.done}", remedy, "REPORT")
+        raise DecidedError(f"run {run.run_id} was already {decision.summary}", remedy, "REPORT")
     if decision.verdict == "reject":
         return
     days = max(valid_days, run.report.plan.approval.valid_days)

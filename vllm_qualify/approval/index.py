@@ -77,7 +77,7 @@ def decided_against(store: Store, cell: str, run_id: str) -> str | None:
     pointer = read_pointer(store, cell, listed)
     entry = pointer.entry(run_id) if pointer else None
     if entry:
-        return entry.revoked.done if entry.revoked else None
+        return entry.revoked.summary if entry.revoked else None
     return _find_rejection(store, cell, run_id) if decision_key(cell, run_id) in listed else None
 
 
@@ -327,7 +327,7 @@ def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer |
     told: str | None = None
     if pointer and (entry := pointer.entry(line.run_id)):
         standing = "revoked" if entry.revoked else "approved" if entry == pointer.last else "superseded"
-        told = entry.revoked.done if entry.revoked else entry.done
+        told = entry.revoked.summary if entry.revoked else entry.summary
     elif decision_key(cell, line.run_id) in listed and (rejection := _find_rejection(store, cell, line.run_id)):
         standing, told = "rejected", rejection
     elif line.outcome != "passed":
@@ -340,4 +340,4 @@ def _with_standing(store: Store, cell: str, line: ReportLine, pointer: Pointer |
 
 def _find_rejection(store: Store, cell: str, run_id: str) -> str | None:
     decision = read_decision(store, cell, run_id).decision
-    return f"{decision.done}: {decision.reason}" if decision.verdict == "reject" else None
+    return f"{decision.summary}: {decision.reason}" if decision.verdict == "reject" else None

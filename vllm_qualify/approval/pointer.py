@@ -31,7 +31,7 @@ class Revocation(Frozen):
     reason: Line
 
     @property
-    def done(self) -> str:
+    def summary(self) -> str:
         return f"revoked by {self.by} on {layout.day(self.at)}: {self.reason}"
 
 
@@ -53,7 +53,7 @@ class Entry(Frozen):
     revoked: Revocation | None = None
 
     @property
-    def done(self) -> str:
+    def summary(self) -> str:
         return f"approved by {self.by} on {layout.day(self.at)}"
 
 
@@ -184,7 +184,7 @@ def mark_revoked(store: Store, cell: str, run_id: str | None, by: Revocation) ->
     first = _read_revocation(store, cell, entry.run_id)
     pointer = _write_revocations(store, cell, entry.run_id)
     if (first.by, first.reason) != (by.by, by.reason):
-        raise DecidedError(f"run {entry.run_id} was already {first.done}", "nothing is left to be done", "CELL")
+        raise DecidedError(f"run {entry.run_id} was already {first.summary}", "nothing is left to be done", "CELL")
     return pointer, entry.model_copy(update={"revoked": first})
 
 
@@ -263,7 +263,7 @@ def _write_revocations(store: Store, cell: str, run_id: str) -> Pointer:
 def _is_in(entries: list[Entry], entry: Entry) -> bool:
     known = next((known for known in entries if known.run_id == entry.run_id), None)
     if known and known.revoked:
-        raise RevokedError(f"run {entry.run_id} was {known.revoked.done}", "qualify the cell again", "REPORT")
+        raise RevokedError(f"run {entry.run_id} was {known.revoked.summary}", "qualify the cell again", "REPORT")
     if known and known != entry:
         raise StoreError("the pointer has another approval of this run", "look who changed it", "REPORT")
     return known is not None
@@ -273,9 +273,9 @@ def _check_newer(entries: list[Entry], run: Ordered, cell: str) -> None:
     if entries and is_newer(entries[-1], run):
         last = entries[-1]
         if last.revoked:
-            done, remedy = last.revoked.done, "qualify the cell again, or judge the run again: vllm-qualify rejudge RUN"
+            done, remedy = last.revoked.summary, "qualify the cell again, or judge the run again: vllm-qualify rejudge RUN"
         else:
-            done, remedy = last.done, "keep that one, or qualify the cell again"
+            done, remedy = last.summary, "keep that one, or qualify the cell again"
         raise OvertakenError(f"run {run.run_id} is older than run {last.run_id} of {cell}, which was {done}", remedy, "REPORT")
 
 
@@ -285,5 +285,5 @@ def _check_not_overtaken(seen: list[str], now: list[Entry], entry: Entry, place:
     if len(now) - len(others) < len(seen):
         raise TamperedError("approvals went from the pointer", "restore it from an earlier version of the object", place)
     if others:
-        problem = f"run {entry.run_id} lost: the pointer was moved meanwhile, run {others[-1].run_id} was {others[-1].done}"
+        problem = f"run {entry.run_id} lost: the pointer was moved meanwhile, run {others[-1].run_id} was {others[-1].summary}"
         raise OvertakenError(problem, "look at it, and approve again if this report is to take its place", place)

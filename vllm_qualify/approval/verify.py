@@ -227,10 +227,10 @@ def _check_date(stated: Qualification, now: datetime, place: str) -> None:
 def _check_state(entry: Entry, pointer: Pointer, now: datetime, place: str) -> None:
     last, state = pointer.last, state_of(entry, pointer, now.astimezone(UTC).date())
     if entry.revoked:
-        raise RevokedError(f"run {entry.run_id} was {entry.revoked.done}", "qualify the cell again", place)
+        raise RevokedError(f"run {entry.run_id} was {entry.revoked.summary}", "qualify the cell again", place)
     if state == "superseded":
         remedy = f"use the last one, of run {last.run_id}, or qualify the cell again"
-        raise SupersededError(f"run {entry.run_id} was superseded by run {last.run_id}, {last.done}", remedy, place)
+        raise SupersededError(f"run {entry.run_id} was superseded by run {last.run_id}, {last.summary}", remedy, place)
     if state == "expired":
         raise _expired_error(entry.run_id, entry.expires, place)
 

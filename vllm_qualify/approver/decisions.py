@@ -55,7 +55,7 @@ class Desk:
         judging.check_judgement(self.store, run)
         days = run.report.plan.approval.valid_days
         done = approve(self.store, run, wanted, days, self.key, checked_now(self.store))
-        return f"{run.cell}: run {run.run_id} is {done.decision.done}, until {done.decision.expires}"
+        return f"{run.cell}: run {run.run_id} is {done.decision.summary}, until {done.decision.expires}"
 
     def decide(self, run: PublishedRun, decision: str, by: str, reason: str) -> str:
         """What a person decided, and what came of it in words.
@@ -67,7 +67,7 @@ class Desk:
             return self.approve(run, ruling("approve", by, reason))
         if decision == "reject":
             rejected = reject(self.store, run, ruling("reject", by, reason), checked_now(self.store))
-            return f"{run.cell}: run {run.run_id} is {rejected.decision.done}"
+            return f"{run.cell}: run {run.run_id} is {rejected.decision.summary}"
         if decision == "revoke":
             taken = revoke(self.store, run.cell, run.run_id, revocation(by, reason, checked_now(self.store)))
             return f"{run.cell}: run {taken.entry.run_id} is revoked by {by}"

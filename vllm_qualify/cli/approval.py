@@ -65,7 +65,7 @@ def approve(
     check_judgement(opened, run)
     days = valid_days or run.report.plan.approval.valid_days
     done = sign_and_publish(opened, run, wanted, days, key, checked_now(opened))
-    typer.echo(f"{run.cell}: {done.decision.done}, until {done.decision.expires}")
+    typer.echo(f"{run.cell}: {done.decision.summary}, until {done.decision.expires}")
     typer.echo(opened.locate(done.approval.key))
     warn(done.index_problem)
 
@@ -79,7 +79,7 @@ def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = 
     wanted, opened = ruling("reject", by, reason), open_named_store(store)
     run = _read_run(opened, report)
     done = keep_rejection(opened, run, wanted, checked_now(opened))
-    typer.echo(f"{run.cell}: {done.decision.done}")
+    typer.echo(f"{run.cell}: {done.decision.summary}")
     warn(done.index_problem)
 
 
@@ -100,7 +100,7 @@ def revoke(
     done = take_back(opened, of, run, revocation(by, reason, checked_now(opened)))
     typer.echo(f"{cell}: run {done.entry.run_id} is revoked")
     if not done.pointer.last.revoked:
-        typer.echo(f"run {done.pointer.last.run_id}, {done.pointer.last.done}, is in force", err=True)
+        typer.echo(f"run {done.pointer.last.run_id}, {done.pointer.last.summary}, is in force", err=True)
     warn(done.index_problem)
 
 

@@ -197,13 +197,13 @@ def _z_score(alpha: float) -> float:
 def _wilson_interval(share: float, trials_at: Callable[[float], float], at: Sides) -> Interval:
     """Wilson's bounds, each of so many trials as `trials_at` gives for its level."""
 
-    def bound(side: int, alpha: float) -> float:
+    def bound_at(side: int, alpha: float) -> float:
         z, trials = side * _z_score(alpha), trials_at(alpha)
         middle = share + z * z / (2 * trials)
         reach = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
         return min(1.0, max(0.0, (middle + reach) / (1 + z * z / trials)))
 
-    return around(share, bound(-1, at.below), bound(1, at.above))
+    return around(share, bound_at(-1, at.below), bound_at(1, at.above))
 
 
 def geometric_mean(repeats: Sequence[float]) -> float:

@@ -160,7 +160,7 @@ def _span_of_load(folder: Path) -> tuple[float, float]:
     for path in _stage_folder(folder).glob("client-*.json"):
         number = int(path.stem.removeprefix("client-"))
         ended, _ = ClientUse.model_validate_json(path.read_bytes()).cpu_s[-1]
-        duration = float(result.read_repeat(folder, folder.name, number).about["duration"])
+        duration = float(result.read_repeat(folder, folder.name, number).summary["duration"])
         if not 0 < duration < math.inf:
             raise _NothingError(f"repeat {number} lasted {duration} s")
         began.append(ended - duration)

@@ -210,7 +210,7 @@ def same_text_sentence(texts: SameText | None) -> str:
         reason = "the measurement speculative_same_text has the reason"
         return f"It is not known whether the texts are the same without it: {reason}."
     parted = [f"that of prompt {number} at character {at:,}" for number, at in enumerate(texts.parts_at, 1) if at is not None]
-    same = f"{texts.same} of {len(texts.parts_at)} greedy texts are the same without it"
+    same = f"{texts.same_count} of {len(texts.parts_at)} greedy texts are the same without it"
     return f"{same}; they part: {', '.join(parted)}." if parted else f"{same}."
 
 

@@ -92,7 +92,7 @@ def parse_load(
 def _list_metrics(settings: Load, repeats: Sequence[Repeat], gpus: int) -> list[str]:
     """The metrics of a load: goodput only with an SLO, and some only where bench tells them, as of a draft model."""
     names = [metric.name for metric in metrics.METRICS.values() if metric.stage == STAGE and metric.name != OF_TWO_SERVERS]
-    told = {key for repeat in repeats if isinstance(repeat.about, dict) for key in repeat.about}
+    told = {key for repeat in repeats if isinstance(repeat.summary, dict) for key in repeat.summary}
     unasked = {metrics.PREFIX_HIT_SHARE, *(() if settings.slo else (metrics.GOODPUT,)), *(() if gpus else metrics.PER_GPU)}
     unasked |= set(metrics.TURN_TTFTS if settings.turns == 1 else ())
     unasked |= {name for name in (ACCEPTANCE, metrics.PEAK_CHUNKS) if KEYS[name] not in told}
@@ -179,13 +179,13 @@ class _ValidLoad:
 
     def _measure_counts(self, name: str) -> Measurement:
         """What bench tells of all of a repeat: the peak, if the requests show it too, and drafts by the server's counters."""
-        told = [repeat.about.get(KEYS[name]) for repeat in self.repeats]
+        told = [repeat.summary.get(KEYS[name]) for repeat in self.repeats]
         if name == metrics.PEAK_CHUNKS and (because := next(filter(None, map(_why_no_peak, self.repeats)), None)):
             return self._refuse(name, because)
         values = [float(value) for value in told if value is not None]
         if len(values) < len(told):
             return self._refuse(name, f"only {len(values)} of {len(told)} repeats have {KEYS[name]}")
-        return self._average(name, values, sum(int(repeat.about["completed"]) for repeat in self.repeats))
+        return self._average(name, values, sum(int(repeat.summary["completed"]) for repeat in self.repeats))
 
     def measure_hits(self) -> list[Measurement]:
         """The share of the prompts that the prefix cache had, over all of every repeat: requests do not show it.
@@ -229,7 +229,7 @@ class _ValidLoad:
 
 
 def _why_no_peak(repeat: Repeat) -> str | None:
-    told = repeat.about.get(KEYS[metrics.PEAK_CHUNKS])
+    told = repeat.summary.get(KEYS[metrics.PEAK_CHUNKS])
     try:
         if told == repeat.peak_chunks:
             return None

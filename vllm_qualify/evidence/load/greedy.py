@@ -33,12 +33,12 @@ class SameText(Frozen):
     parts_at: list[int | None]
 
     @property
-    def same(self) -> int:
+    def same_count(self) -> int:
         return self.parts_at.count(None)
 
     @property
     def share(self) -> float:
-        return self.same / len(self.parts_at)
+        return self.same_count / len(self.parts_at)
 
 
 def ask_prompt(side: str, server: Server, prompt: str, greedy: Greedy, folder: Path) -> None:

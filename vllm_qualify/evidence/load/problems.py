@@ -73,7 +73,7 @@ def problems_of(
     `watched` is the folder with what was watched of the server; None if nothing was. Requests of an open load, and others if
     they `may_queue`, count also where they had to wait. Raises one of UNUSABLE.
     """
-    of_requests = request_problems(repeat.about, settings)
+    of_requests = request_problems(repeat.summary, settings)
     return [
         *(of_requests or [*_find_disagreements(repeat, settings, server), *told_problems(repeat, settings, server)]),
         *_server_problems(repeat, settings, server, is_whole=not of_requests),
@@ -119,7 +119,7 @@ def _problems_meanwhile(
     repeat: Repeat, settings: Load, server: ServerPlan, watched: Path | None, *, may_queue: bool
 ) -> list[str]:
     """The problems during the measured part of a repeat, which is its end: the warm-ups come before it."""
-    duration = repeat.about["duration"]
+    duration = repeat.summary["duration"]
     if not 0 < duration < math.inf:
         # `request_problems` reports it.
         return []
@@ -178,7 +178,7 @@ def _server_problems(repeat: Repeat, settings: Load, server: ServerPlan, *, is_w
     problems = kind.load_problems(counted, Conditions(server.arguments, settings.num_prompts, shared, are_fresh, drawn_before))
     if problems or not is_whole:
         return problems
-    return agreement.counter_problems(repeat.about, counted, settings, kind)
+    return agreement.counter_problems(repeat.summary, counted, settings, kind)
 
 
 def _shared_part(folder: Path, settings: Load, counted: Counted, kind: EngineKind) -> float | None:

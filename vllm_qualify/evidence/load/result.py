@@ -63,9 +63,9 @@ class Repeat:
         return json.loads(self.text)
 
     @property
-    def about(self) -> Any:
+    def summary(self) -> Any:
         """The result without its LONG_LISTS. Raises ValueError."""
-        return self.remember("about", self._without_long_lists)
+        return self.remember("summary", self._without_long_lists)
 
     def _without_long_lists(self) -> Any:
         if not isinstance(self.result, dict):
@@ -128,7 +128,7 @@ def count_of(folder: Path) -> int:
 def read_repeat(folder: Path, place: str, number: int) -> Repeat:
     """Read a repeat from a folder, whose path in the evidence is `place`. Raises one of UNUSABLE, also if the file is cut."""
     repeat = Repeat(folder, number, f"{place}/bench-{number}.json", (folder / f"bench-{number}.json").read_text())
-    _ = repeat.about
+    _ = repeat.summary
     return repeat
 
 

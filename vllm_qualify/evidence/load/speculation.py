@@ -278,7 +278,7 @@ def _measure_same_text(folder: Path, levels: Levels) -> Measurement:
     except UNUSABLE as error:
         return invalid(SAME_TEXT, f"no usable replies: {in_words(error)}", source)
     count = len(texts.parts_at)
-    interval = measurement.share_interval(texts.same, count, sides_at_once(SAME_TEXT, levels))
+    interval = measurement.share_interval(texts.same_count, count, sides_at_once(SAME_TEXT, levels))
     parted = [(number, at) for number, at in enumerate(texts.parts_at, 1) if at is not None]
     traced = [f"{folder.name}/{side}.jsonl:{number}" for number, _ in parted or [(1, 0)] for side in SIDES]
     if parted:
@@ -308,7 +308,7 @@ def _sum_repeats(folder: Path, settings: Load) -> Acceptance:
     It is unknown if requests failed: their drafts are counted, but their replies are missing.
     """
     for number in range(1, settings.repeats + 1):
-        if problems := request_problems(result.read_repeat(folder, folder.name, number).about, settings):
+        if problems := request_problems(result.read_repeat(folder, folder.name, number).summary, settings):
             raise FailedError(f"repeat {number}: {'; '.join(problems)}")
     parts = _read_acceptances(folder, settings.repeats)
     return Acceptance(

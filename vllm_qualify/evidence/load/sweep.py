@@ -137,8 +137,8 @@ def read_point(folder: Path, plan: SweepPlan) -> Point:
     about: dict[str, Any] = {"folder": folder.name, "asked": asked}
     try:
         repeat = result.read_repeat(folder, f"{STAGE}/{folder.name}", 1)
-        rate = repeat.about["completed"] / repeat.about["duration"]
-        is_answered = repeat.about["failed"] == 0 and 0 < rate < math.inf
+        rate = repeat.summary["completed"] / repeat.summary["duration"]
+        is_answered = repeat.summary["failed"] == 0 and 0 < rate < math.inf
         about |= {"traced_to": [repeat.line_of("output_throughput")], "answered_req_s": rate if is_answered else None}
         return Point.model_validate(about | _examine_run(folder, repeat, plan, asked))
     except steady.OverloadError as error:

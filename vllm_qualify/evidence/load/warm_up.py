@@ -63,7 +63,7 @@ def warm_up_problems(folder: Path, settings: Load, server: ServerPlan) -> list[s
 
 def _find_problems(folder: Path, settings: Load, server: ServerPlan) -> list[str]:
     asked, repeat = warm_up_of_both(settings, planned_trace(folder, settings)), read_repeat(folder, folder.name, WARM_UP)
-    if problems := request_problems(repeat.about, asked):
+    if problems := request_problems(repeat.summary, asked):
         return problems
     (before, after), counted = counters_of(*metrics_pages(folder, WARM_UP))
     (first, _), _ = counters_of(*metrics_pages(folder, 1))
@@ -72,5 +72,5 @@ def _find_problems(folder: Path, settings: Load, server: ServerPlan) -> list[str
         *(["it has the requests of repeat 1, or ran at the same time"] if is_copy else []),
         *agreement.result_problems(repeat.result, asked, server),
         *(agreement.counter_resets(before, after) or agreement.counter_resets(after, first)),
-        *agreement.counter_problems(repeat.about, counted, asked, server.engine_kind),
+        *agreement.counter_problems(repeat.summary, counted, asked, server.engine_kind),
     ]

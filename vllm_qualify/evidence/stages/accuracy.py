@@ -34,7 +34,7 @@ class AccuracyStage(Stage, name="accuracy", is_timed=False, counts="questions"):
     def inputs(self, plan: CellPlan) -> Any:
         return [tasks_as_inputs(plan), metadata.version("lm-eval"), *comparing_inputs(plan)]
 
-    def shared(self, plan: CellPlan) -> Any:
+    def shareable(self, plan: CellPlan) -> Any:
         return plan.accuracy, plan.baseline, plan.anchor, plan.starts, _score_gates(plan), levels_for(plan)
 
     def tools(self, _plan: CellPlan) -> dict[str, str]:

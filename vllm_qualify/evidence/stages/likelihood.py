@@ -35,8 +35,8 @@ class LikelihoodStage(Stage, name="likelihood", is_timed=False, counts="texts"):
         scored = [inputs_of(planned.settings), planned.texts_sha256] if planned else None
         return [scored, tasks_as_inputs(plan), plan.baseline.run_id if plan.baseline else None, plan.establishes]
 
-    def shared(self, plan: CellPlan) -> Any:
-        return ACCURACY.shared(plan), plan.likelihood, plan.establishes
+    def shareable(self, plan: CellPlan) -> Any:
+        return ACCURACY.shareable(plan), plan.likelihood, plan.establishes
 
     def measure(self, world: World, folder: Path) -> Commands:
         """Have the server score the texts and the answers.

@@ -27,8 +27,8 @@ class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
     def inputs(self, plan: CellPlan) -> Any:
         return [inputs_of(plan.paths), _requests_at_once(plan), tasks_as_inputs(plan)]
 
-    def shared(self, plan: CellPlan) -> Any:
-        return plan.paths, _requests_at_once(plan), ACCURACY.shared(plan)
+    def shareable(self, plan: CellPlan) -> Any:
+        return plan.paths, _requests_at_once(plan), ACCURACY.shareable(plan)
 
     def measure(self, world: World, folder: Path) -> Commands:
         plan, server = world.plan, world.served.server

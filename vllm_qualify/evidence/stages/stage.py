@@ -80,14 +80,14 @@ class Stage(ABC):
         """JSON of what determines it besides the `common` inputs of all stages."""
         return inputs_of(plan.asked_stages[self.name])
 
-    def shared(self, plan: CellPlan) -> Any | None:  # noqa: ARG002  (the stages' signature)
+    def shareable(self, plan: CellPlan) -> Any | None:  # noqa: ARG002  (the stages' signature)
         """What must be alike in another cell of the same server that takes the stage over; None if no cell may."""
         return None
 
     def is_shared(self, ours: CellPlan, theirs: CellPlan) -> bool:
         """Whether one cell's stage can serve the other: both would measure the same of the same server."""
-        shared = self.shared(ours)
-        return shared is not None and ours.server == theirs.server and shared == self.shared(theirs)
+        shared = self.shareable(ours)
+        return shared is not None and ours.server == theirs.server and shared == self.shareable(theirs)
 
     def tools(self, plan: CellPlan) -> dict[str, str]:
         """The versions of the tools that measure it, by their names; of the load client also what it runs in."""
