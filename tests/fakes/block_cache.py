@@ -1,6 +1,7 @@
 """A server whose prompts are cached in blocks, as vLLM's are, with one fault at will. Answers follow from the prompt alone."""
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -12,7 +13,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Fault = Literal["none", "swapped", "corrupt block", "stale block", "leaking aborts", "no cache"]
+Fault = Literal[
+    "none", "swapped", "corrupt block", "stale block", "leaking aborts", "no cache", "cut JSON", "lost call", "endless thoughts"
+]
 BLOCK_TOK, MODEL = 16, "m"
 SPOILED = 1 / 40
 SHARES = (0.9, 0.05, 0.03, 0.015, 0.005)
@@ -23,6 +26,7 @@ class BlockCache:
 
     `swapped`: with 8 or more requests under way one reply of 8 is that to another prompt. `corrupt block`: one block of 40 is
     wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 40 is taken for what is there now.
+    `cut JSON`: of replies to a schema every 50th ends too early. `lost call`: one streamed call of 50 is not in its stream.
     """
 
     def __init__(self, fault: Fault = "none", *, blocks: int = 512, noise_nat: float = 0.0, seed: int = 1) -> None:
@@ -32,6 +36,7 @@ class BlockCache:
         self.pushed_out: set[str] = set()
         self.running = self.leaked = self.queries = self.hits = 0
         self.before: list[int] = []
+        self.forms = itertools.count(1)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"] if isinstance(body["prompt"], list) else tokens_of(body["prompt"])
@@ -52,6 +57,23 @@ class BlockCache:
             "choices": [{"logprobs": logprobs | {"top_logprobs": [at for _, at in likely]}}],
             "usage": usage,
         }
+
+    def speak(self, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+        """The content of a chat's reply, and its calls, as the request must have them."""
+        time.sleep(0.02)  # long enough that others are under way meanwhile
+        if "response_format" in body:
+            text = json.dumps(example_of(body["response_format"]["json_schema"]["schema"]))
+            with self.lock:
+                is_cut = self.fault == "cut JSON" and next(self.forms) % 50 == 0
+            return text[:-2] if is_cut else text, []
+        choice = body["tool_choice"]
+        wanted = body["tools"][0]["function"]["name"] if choice == "required" else choice["function"]["name"]
+        function = next(tool["function"] for tool in body["tools"] if tool["function"]["name"] == wanted)
+        with self.lock:
+            is_lost = self.fault == "lost call" and body.get("stream") and next(self.forms) % 50 == 0
+        arguments = json.dumps(example_of(function["parameters"]))
+        call = {"id": "c1", "type": "function", "function": {"name": wanted, "arguments": arguments}}
+        return "", [] if is_lost else [call]
 
     def _swaps(self) -> bool:
         return self.fault == "swapped" and self.running >= 8 and self.random.random() < 1 / 8 and bool(self.before)
@@ -97,6 +119,26 @@ class BlockCache:
         )
 
 
+def example_of(schema: dict[str, Any]) -> Any:
+    """A document of this schema, of the keywords that are used here."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "const" in schema:
+        return schema["const"]
+    if "anyOf" in schema:
+        return example_of(schema["anyOf"][0])
+    match schema["type"]:
+        case "object":
+            return {name: example_of(inner) for name, inner in schema["properties"].items()}
+        case "array":
+            return [example_of(schema["items"])]
+        case "boolean":
+            return True
+        case "null":
+            return None
+    raise ValueError(schema)
+
+
 def tokens_of(text: str) -> list[int]:
     return [sum(map(ord, text[at : at + 4])) for at in range(0, len(text), 4)]
 
@@ -118,10 +160,28 @@ def serving(cache: BlockCache) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize":
                 self.reply(json.dumps({"tokens": tokens_of(body["prompt"]), "max_model_len": 4096}).encode())
+            elif self.path == "/v1/chat/completions":
+                self.chat(body)
             elif body.get("stream"):
                 self.stream(body["max_tokens"])
             else:
                 self.reply(json.dumps(cache.answer(body)).encode())
+
+        def chat(self, body: dict[str, Any]) -> None:
+            content, calls = cache.speak(body)
+            message: dict[str, Any] = {"role": "assistant", "content": content}
+            reason, tokens = ("tool_calls" if calls else "stop"), 8
+            if cache.fault == "endless thoughts":
+                message, calls, reason, tokens = {"role": "assistant", "reasoning": "So, "}, [], "length", body["max_tokens"]
+            usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
+            if not body.get("stream"):
+                choice = {"index": 0, "message": message | {"tool_calls": calls}, "finish_reason": reason}
+                reply = {"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
+                return self.reply(json.dumps(reply).encode())
+            pieces = [{"index": at} | call for at, call in enumerate(calls)]
+            choice = {"index": 0, "delta": message | {"tool_calls": pieces}, "finish_reason": reason}
+            chunk = {"object": "chat.completion.chunk", "choices": [choice], "usage": usage}
+            return self.reply(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
 
         def reply(self, content: bytes, kind: str = "application/json") -> None:
             self.send_response(200)

@@ -38,10 +38,11 @@ def judging_of(recipe: Recipe, selection: Selection, profile_name: str) -> dict[
     """The fields of a plan by which its cell is judged and approved, as the recipe has them."""
     serving, variant, profile = selection.serving, selection.variant, selection.profiles[profile_name]
     cell, contract = (selection.gpu_type, selection.variant_name, profile_name), contract_of(recipe, variant, serving, profile)
+    promised = contract.capabilities if contract else []
     checks = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
     checks += [check.name for check in contract.checks] if contract else []
     checks += [] if serving.network is None else [NCCL_INFINIBAND]
-    checks += [path_metric(path) for path in profile.paths.taken] if profile.paths else []
+    checks += [path_metric(path) for path in profile.paths.taken(promised)] if profile.paths else []
     return {
         "gates": [*(Minimum(metric=check, minimum=1.0, unit="bool") for check in checks), *recipe.gates_of(profile)],
         "waivers": [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell],

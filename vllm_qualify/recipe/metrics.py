@@ -114,6 +114,9 @@ PATHS = {
     "evicted": "asked again, after other prompts have pushed them out of the cache",
     "aborted": "asked after clients have hung up in the queue, in the prefill and in the decode",
 }
+# The path of replies that must have a form, which are not compared with cold ones.
+CONSTRAINED = "constrained"
+SCHEMA_VALID, TOOL_CALL_VALID = "schema_valid_share", "tool_call_valid_share"
 CHANGED, FIRST_TOKEN = "changed_share", "first_token_nll_change_nat"
 RECOVERED = "recovered_after_aborts_s"
 # vLLM's own counters that decide whether a load is valid, by the names in its source. On /metrics each ends in `_total`.
@@ -212,6 +215,11 @@ _DECLARED = (
             ),
         )
     ),
+    Metric(
+        path_metric(CONSTRAINED), "paths", "bool", "higher", "all replies of a busy server have the form that they must have"
+    ),
+    Metric(SCHEMA_VALID, "paths", "fraction", "higher", "share of replies that fit their JSON schema, many at once"),
+    Metric(TOOL_CALL_VALID, "paths", "fraction", "higher", "share of replies that call the tool that they must, many at once"),
     Metric(RECOVERED, "paths", "s", "lower", "until no request runs and the KV cache is free again, after clients hung up"),
     Metric(SPEEDUP, "speculation", "ratio", "higher", "output tokens per second over those of the same server without it"),
     Metric(SPEEDUP_BATCH1, "speculation", "ratio", "higher", "the same with one request at a time"),

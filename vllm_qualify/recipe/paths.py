@@ -1,14 +1,18 @@
 """The paths that an answer can take through a busy server, and how a server is asked on each of them."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from vllm_qualify.recipe.metrics import PATHS
+from vllm_qualify.recipe.contract import Capability
+from vllm_qualify.recipe.metrics import CONSTRAINED, PATHS
 from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
 from vllm_qualify.recipe.values import Count, Seconds, Text
 
-BusyPath = Literal["cached", "concurrent", "evicted", "aborted"]
+BusyPath = Literal["cached", "concurrent", "evicted", "aborted", "constrained"]
+# What a model promises whose replies can be held to a form.
+FORMS: frozenset[Capability] = frozenset({"json_schema", "tools"})
 
 
 class Paths(Settings):
@@ -17,7 +21,7 @@ class Paths(Settings):
     leave_out: Annotated[dict[BusyPath, Text], WORK] = Field(
         {},
         description="paths that are not taken, each with the reason, which reports show: `cached`, `concurrent`, `evicted`,"
-        " `aborted`. They are not judged. `cold` is always taken",
+        " `aborted`, `constrained`. They are not judged. `cold` is always taken",
     )
     num_prompts: Annotated[int, Field(strict=True, ge=16, le=10_000), EFFORT] = Field(
         64, description="how many of the accuracy questions are asked on each path, if there are so many"
@@ -37,9 +41,14 @@ class Paths(Settings):
         " `evicted` invalid: leave it out, or raise this",
     )
     num_aborts: Annotated[Count, EFFORT] = Field(96, description="how many clients hang up before `aborted`")
+    num_constrained: Annotated[Count, EFFORT] = Field(
+        512,
+        description="how many replies must fit a JSON schema or call a tool, where `capabilities` promise that: a quarter of"
+        " them are for a schema if both are promised, and most of the calls are streamed",
+    )
     time_limit_s: Annotated[Seconds, EFFORT] = Field(120.0, description="for each request")
 
-    @property
-    def taken(self) -> list[str]:
-        """The paths that are taken, in their order."""
-        return [path for path in PATHS if path not in self.leave_out]
+    def taken(self, capabilities: Collection[Capability]) -> list[str]:
+        """The paths that are taken of a model with these capabilities, in their order."""
+        paths = [*PATHS, *([] if FORMS.isdisjoint(capabilities) else [CONSTRAINED])]
+        return [path for path in paths if path not in self.leave_out]

@@ -8,46 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.block_cache import MODEL, BlockCache, Fault, serving
-from vllm_qualify.engine.kinds.registry import KINDS
-from vllm_qualify.engine.process import RunningProcess
-from vllm_qualify.engine.server import Client, Server
-from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.paths.measure import Asker, measure_paths
-from vllm_qualify.evidence.paths.parse import parse_paths
-from vllm_qualify.evidence.paths.replies import Prompt
-from vllm_qualify.evidence.sequential import Levels
+from tests.builders.paths import SETTINGS, measured, parsed
+from tests.fakes.block_cache import BlockCache, Fault
 from vllm_qualify.recipe.metrics import PATHS, RECOVERED, path_metric
-from vllm_qualify.recipe.paths import Paths
-from vllm_qualify.recipe.serving import VLLM
-
-AT_ONCE = 12
-PROMPTS = [Prompt(number, f"Question {number}: " + f"how much is {number} times {number + 7}? " * 12) for number in range(48)]
-SETTINGS = Paths(reply_tok=4, num_aborts=24, filler_tok=256)
 
 
 @pytest.fixture(autouse=True)
 def _recovers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.RECOVERS_WITHIN_S", 0.9)
     monkeypatch.setattr("vllm_qualify.evidence.paths.kinds.MOST_WAITED_S", 1.0)
-
-
-def asker(settings: Paths = SETTINGS) -> Asker:
-    return Asker(settings, PROMPTS, MODEL, "salt")
-
-
-def measured(folder: Path, cache: BlockCache, settings: Paths = SETTINGS) -> dict[str, Measurement]:
-    process = RunningProcess(state_file=folder / "none", log=folder / "none.log", guard_pid=1)
-    folder.mkdir(exist_ok=True)
-    with serving(cache) as url:
-        client = Client(program="", python="", url=url, model=MODEL)
-        server = Server(url=url, served_model_name=MODEL, process=process, command=[], startup_s=1.0, client=client)
-        measure_paths(server, asker(settings), AT_ONCE, folder, lambda _: None)
-    return parsed(folder, settings)
-
-
-def parsed(folder: Path, settings: Paths = SETTINGS) -> dict[str, Measurement]:
-    return {row.metric: row for row in parse_paths(folder, asker(settings), AT_ONCE, KINDS[VLLM], Levels())}
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,21 @@ def test_each_path_that_is_taken_is_a_gate(document: Document, engine: EngineEnv
     assert all("paths" not in wanted_stages(plan) for name, plan in plans.items() if name != "latency")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "is_asked"), [([], False), (["chat"], False), (["chat", "tools"], True), (["chat", "json_schema"], True)]
+)
+def test_replies_are_held_to_forms_where_the_model_promises_them(
+    document: Document, engine: EngineEnvironment, capabilities: list[str], is_asked: bool
+) -> None:
+    document["capabilities"] = capabilities
+    plan = next(plan for plan in plans_of(with_paths(document), engine) if plan.paths)
+    assert ("path_constrained" in {gate.label for gate in plan.gates}) == is_asked
+    left_out = next(
+        plan for plan in plans_of(with_paths(document, leave_out={"constrained": "no grammar"}), engine) if plan.paths
+    )
+    assert "path_constrained" not in {gate.label for gate in left_out.gates}
+
+
 def test_a_host_leaves_out_no_path_and_asks_no_fewer_prompts(document: Document, engine: EngineEnvironment) -> None:
     recipe = Recipe.model_validate(with_paths(document))
     plan = next(plan for plan in plans_of(document, engine) if plan.paths)

@@ -9,11 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from vllm_qualify.engine.kinds.base import Counted, EngineKind
+from vllm_qualify.evidence.contract.exchange import Request
 from vllm_qualify.evidence.load.problems import counters_of
+from vllm_qualify.evidence.paths import constrained
 from vllm_qualify.evidence.paths.asking import Asking, Filler, HangUp
 from vllm_qualify.evidence.paths.replies import Prompt, Reply
+from vllm_qualify.recipe.metrics import CONSTRAINED
 from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.values import Frozen, NotNegative
 
@@ -54,6 +58,8 @@ class Scene:
     """the tokens of another prompt"""
     cache_tok: int | None
     """how many tokens the KV cache holds, if the server says so"""
+    requests: Sequence[Request] = ()
+    """those whose replies must have a form"""
 
     def other_salts(self, path: str) -> Iterator[str]:
         return (f"{self.salt}-{path}-other-{number}" for number in itertools.count())
@@ -129,13 +135,20 @@ class Concurrent(BusyPath):
             scene.asking.ask_prompts(scene.prompts, salts, folder / REPLIES, since)
 
     def doubts(self, seen: Seen) -> Iterator[str]:
-        others = [Filler.model_validate_json(line) for line in _lines(seen.folder / BESIDE)]
-        yield from _filler_problems(others)
-        beside = statistics.median(
-            sum(other.began_s < reply.ended_s and reply.began_s < other.ended_s for other in others) for reply in seen.replies
-        )
-        if beside < (least := (seen.at_once + 1) // 2):
-            yield f"beside half of the prompts at most {beside:g} other requests were under way, and {least} should be"
+        yield from doubt_company(seen.folder, seen.replies, seen.at_once)
+
+
+class Constrained(BusyPath):
+    """Replies that must have a form, beside others that need not: one batch has both."""
+
+    def take(self, scene: Scene, folder: Path) -> None:
+        asking, others = scene.asking, scene.other_salts(self.name)
+        with asking.asking_beside(scene.filler, others, FILLER_REPLY_TOK, folder / BESIDE) as since:
+            path = folder / constrained.EXCHANGES
+            constrained.ask_all(asking.server, scene.requests, asking.at_once, asking.limit_s, since, path)
+
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        yield from doubt_company(seen.folder, constrained.read_timed(seen.folder / constrained.EXCHANGES), seen.at_once)
 
 
 class Evicted(BusyPath):
@@ -176,7 +189,15 @@ class Aborted(BusyPath):
         return f"{waited_s:.0f} s after clients hung up, requests still ran, or the KV cache was not free again"
 
 
-_KINDS = (Cold(COLD), Cold(COLD_AGAIN), Cached("cached"), Concurrent("concurrent"), Evicted("evicted"), Aborted("aborted"))
+_KINDS = (
+    Cold(COLD),
+    Cold(COLD_AGAIN),
+    Cached("cached"),
+    Concurrent("concurrent"),
+    Evicted("evicted"),
+    Aborted("aborted"),
+    Constrained(CONSTRAINED),
+)
 BUSY_PATHS: dict[str, BusyPath] = {kind.name: kind for kind in _KINDS}
 
 
@@ -188,6 +209,27 @@ def read_recovered(folder: Path) -> Recovered:
 def read_counted(before: Path, after: Path) -> Counted:
     """The counters over a path. Raises one of UNUSABLE."""
     return counters_of(before, after)[1]
+
+
+class UnderWay(Protocol):
+    """A request, and when it was under way, in s since the path's first request."""
+
+    @property
+    def began_s(self) -> float: ...
+
+    @property
+    def ended_s(self) -> float: ...
+
+
+def doubt_company(folder: Path, requests: Sequence[UnderWay], at_once: int) -> Iterator[str]:
+    """Why these requests are not proven to have been asked beside as many others. Raises one of UNUSABLE."""
+    others = [Filler.model_validate_json(line) for line in _lines(folder / BESIDE)]
+    yield from _filler_problems(others)
+    beside = statistics.median(
+        sum(other.began_s < request.ended_s and request.began_s < other.ended_s for other in others) for request in requests
+    )
+    if beside < (least := (at_once + 1) // 2):
+        yield f"beside half of the requests at most {beside:g} others were under way, and {least} should be"
 
 
 def _too_many_hits(seen: Seen, remedy: str = "") -> Iterator[str]:

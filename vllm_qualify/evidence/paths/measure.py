@@ -15,13 +15,17 @@ from vllm_qualify.engine.metrics_page import samples_of
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import HostError
+from vllm_qualify.evidence.contract.exchange import Request
 from vllm_qualify.evidence.likelihood import Tokenized, tokenize
 from vllm_qualify.evidence.load.fitting import CACHE, block_tok
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.paths.asking import Asking
 from vllm_qualify.evidence.paths.changes import find_changed, limit_nat
+from vllm_qualify.evidence.paths.constrained import MOST_TOK, Form, forms_of, requests_of
 from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, REPLIES, Scene, salts_of
 from vllm_qualify.evidence.paths.replies import Content, Prompt, Reply, read_replies
+from vllm_qualify.recipe.contract import Capability
+from vllm_qualify.recipe.metrics import CONSTRAINED
 from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.values import Frozen, Text
 
@@ -40,15 +44,32 @@ class How(Frozen):
 
     salt: Text
     questions_per_prompt: Annotated[int, Field(strict=True, ge=1, le=MOST_QUESTIONS)]
+    form_tok: Annotated[int, Field(strict=True, ge=1, le=MOST_TOK)]
+    """the most tokens of a reply that must have a form"""
 
 
 class Asker(NamedTuple):
-    """What determines the requests of a cell: its settings, its prompts, the model's name, and the beginning of its salts."""
+    """What determines the requests of a cell: settings, prompts, the model's name and promises, the beginning of the salts."""
 
     settings: Paths
     prompts: Sequence[Prompt]
     model: str
     salt: str
+    capabilities: Sequence[Capability] = ()
+    form_tok: int = MOST_TOK
+
+    @property
+    def taken(self) -> list[str]:
+        return self.settings.taken(self.capabilities)
+
+    @property
+    def forms(self) -> list[Form]:
+        return forms_of(self.capabilities, self.settings.num_constrained)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Those whose replies must have a form."""
+        return requests_of(self.forms, self.model, self.form_tok)
 
     def read(self, folder: Path, path: str, prompts: Sequence[Prompt] | None = None) -> list[Reply]:
         """The replies of a path, to all prompts or to these. Raises one of UNUSABLE."""
@@ -64,8 +85,8 @@ class Asker(NamedTuple):
         """The prompts, by their places, of which a path's reply is far from both cold ones. Unusable paths are left out."""
         colds = self.read_colds(folder)
         limit, doubted = limit_nat(*colds), set[int]()
-        for path in self.settings.taken:
-            if path != COLD:
+        for path in self.taken:
+            if path not in (COLD, CONSTRAINED):
                 try:
                     doubted |= {*find_changed(self.read(folder, path), colds, limit)}
                 except UNUSABLE:
@@ -77,9 +98,10 @@ def measure_paths(server: Server, asker: Asker, at_once: int, folder: Path, tell
     """Take each path, each into a folder of its own. Raises HostError, or ReleaseError if the server has ended."""
     settings, prompts = asker.settings, asker.prompts
     asking = Asking(server, at_once, settings.time_limit_s, settings.reply_tok)
-    scene = Scene(asking, settings, prompts, asker.salt, _make_filler(server, asker), _cache_tok(server.metrics_page()))
-    for path in (COLD, COLD_AGAIN, *settings.taken[1:]):
-        tell(f"{STAGE}: {len(prompts)} prompts, {path}")
+    filler, cache_tok = _make_filler(server, asker), _cache_tok(server.metrics_page())
+    scene = Scene(asking, settings, prompts, asker.salt, filler, cache_tok, asker.requests)
+    for path in (COLD, COLD_AGAIN, *asker.taken[1:]):
+        tell(f"{STAGE}: {len(scene.requests if path == CONSTRAINED else prompts)} prompts, {path}")
         inside = folder / path
         inside.mkdir()
         (inside / PAGES[0]).write_text(server.metrics_page())
@@ -101,7 +123,8 @@ def decide_how(server: Server, contents: Sequence[Content], limit_s: float) -> H
     typical_tok = max(1.0, statistics.median(len(reply.tokens) for reply in replies))
     wanted_tok = min(LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK), replies[0].max_model_len / 2)
     per_prompt = min(MOST_QUESTIONS, max(1, math.ceil(wanted_tok / typical_tok)))
-    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt)
+    form_tok = max(1, min(MOST_TOK, replies[0].max_model_len // 2))
+    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt, form_tok=form_tok)
 
 
 def _make_filler(server: Server, asker: Asker) -> list[int]:

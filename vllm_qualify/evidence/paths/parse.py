@@ -2,22 +2,26 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from scipy import special
 
 from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.evidence.contract.replies import MissingError
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, around, in_words, invalid, share_interval, valid
 from vllm_qualify.evidence.paths.changes import MOST_NAT, distance_nat, find_changed, limit_nat, nll_changes_nat
+from vllm_qualify.evidence.paths.constrained import EXCHANGES, Judged, judge_replies
 from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, REPLIES, Seen, read_counted, read_recovered
 from vllm_qualify.evidence.paths.measure import DOUBTED, PAGES, STAGE, Asker
 from vllm_qualify.evidence.paths.replies import Reply
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
-from vllm_qualify.recipe.metrics import CHANGED, FIRST_TOKEN, RECOVERED, path_metric
+from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, RECOVERED, SCHEMA_VALID, TOOL_CALL_VALID, path_metric
 
-# How many changed prompts a finding names.
+# How many changed prompts, or broken replies, a finding names.
 NAMED = 5
+# The share of the replies with a form that must not have been cut in their thoughts.
+LEAST_WHOLE = 0.5
 
 
 class _Colds:
@@ -39,23 +43,29 @@ class _Colds:
 
 def parse_paths(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> list[Measurement]:
     """The measurements of all paths that are taken."""
+    answers = _parse_answers(folder, asker, at_once, kind, levels)
+    constrained = _parse_constrained(folder, asker, at_once, kind, levels)
+    return [*answers, *constrained, *_measure_recovery(folder, asker)]
+
+
+def refuse_all(asker: Asker, because: str) -> list[Measurement]:
+    """The measurements of all paths that are taken, all of them invalid."""
+    return [row for path in asker.taken for row in _invalid_rows(path, asker, because)]
+
+
+def _parse_answers(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> Iterator[Measurement]:
+    paths = [path for path in asker.taken if path != CONSTRAINED]
     try:
         colds = _Colds(folder, asker)
     except UNUSABLE as error:
-        refused = refuse_all(asker.settings.taken, f"no usable cold answers: {in_words(error)}")
-        return [*refused, *_measure_recovery(folder, asker)]
-    rows = []
-    for path in asker.settings.taken:
+        for path in paths:
+            yield from _invalid_rows(path, asker, f"no usable cold answers: {in_words(error)}")
+        return
+    for path in paths:
         try:
-            rows += _parse_path(path, folder, asker, at_once, kind, levels, colds)
+            yield from _parse_path(path, folder, asker, at_once, kind, levels, colds)
         except UNUSABLE as error:
-            rows += _invalid_rows(path, f"no usable answers: {in_words(error)}")
-    return [*rows, *_measure_recovery(folder, asker)]
-
-
-def refuse_all(paths: Sequence[str], because: str) -> list[Measurement]:
-    """The measurements of these paths, all of them invalid."""
-    return [row for path in paths for row in _invalid_rows(path, because)]
+            yield from _invalid_rows(path, asker, f"no usable answers: {in_words(error)}")
 
 
 def _parse_path(
@@ -64,7 +74,7 @@ def _parse_path(
     names = (COLD, COLD_AGAIN) if path == COLD else (path,)
     seen = {name: _see(name, folder, asker, at_once, kind) for name in names}
     if doubts := [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]:
-        return _invalid_rows(path, "; ".join(doubts))
+        return _invalid_rows(path, asker, "; ".join(doubts))
     fault = BUSY_PATHS[path].fault(seen[path])
     if path == COLD:
         # Two cold answers that are this far apart have no noise that could be allowed.
@@ -92,6 +102,52 @@ def _parse_path(
             path_metric(path, FIRST_TOKEN), statistics.fmean(changes), source, interval=_mean_interval(changes, sides), **shared
         ),
     ]
+
+
+def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> list[Measurement]:
+    """Of the replies that must have a form. Those that were cut in their thoughts tell nothing."""
+    path, inside = CONSTRAINED, folder / CONSTRAINED
+    if path not in asker.taken:
+        return []
+    try:
+        judged = judge_replies(inside / EXCHANGES, asker.forms, asker.requests, kind)
+        seen = Seen(inside, kind, asker.settings, (), at_once, read_counted(inside / PAGES[0], inside / PAGES[1]))
+        doubts = [*BUSY_PATHS[path].doubts(seen)]
+    except (*UNUSABLE, MissingError) as error:
+        return _invalid_rows(path, asker, f"no usable replies: {in_words(error)}")
+    whole = [reply for reply in judged if not reply.is_cut]
+    if len(whole) < LEAST_WHOLE * len(judged):
+        doubts.append(f"{len(judged) - len(whole)} of {len(judged)} replies were cut in their thoughts")
+    if doubts:
+        return _invalid_rows(path, asker, "; ".join(doubts))
+    source, sides = _source(path), sides_of("higher", levels.false_pass, levels.false_fail)
+    broken = [reply for reply in whole if reply.problem]
+    finding = _describe_broken(broken, len(whole))
+    traced = [f"{source}:{reply.line}" for reply in broken] or [source]
+    rows = [valid(path_metric(path), float(not broken), source, finding=finding, sample_count=len(whole), traced_to=traced)]
+    for metric, is_schema in _shares_of(asker):
+        problems = [reply.problem for reply in whole if (reply.form.schema is not None) == is_schema]
+        if not problems:
+            rows.append(invalid(metric, "all of its replies were cut in their thoughts", source))
+            continue
+        fitting = problems.count("")
+        interval = share_interval(fitting, len(problems), sides)
+        rows.append(valid(metric, fitting / len(problems), source, interval=interval, sample_count=len(problems)))
+    return rows
+
+
+def _shares_of(asker: Asker) -> list[tuple[str, bool]]:
+    """The shares that there are, each with whether it is of replies to a schema."""
+    shares = (("json_schema", SCHEMA_VALID, True), ("tools", TOOL_CALL_VALID, False))
+    return [(metric, is_schema) for capability, metric, is_schema in shares if capability in asker.capabilities]
+
+
+def _describe_broken(broken: Sequence[Judged], count: int) -> str:
+    if not broken:
+        return ""
+    named = "; ".join(f"line {reply.line}, {reply.form.words}: {reply.problem}" for reply in broken[:NAMED])
+    more = f"; and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+    return f"{len(broken)} of {count} replies do not have their form: {named}{more}"
 
 
 def _see(path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> Seen:
@@ -122,7 +178,7 @@ def _mean_interval(values: Sequence[float], sides: Sides) -> Interval | None:
 
 
 def _measure_recovery(folder: Path, asker: Asker) -> list[Measurement]:
-    if "aborted" not in asker.settings.taken:
+    if "aborted" not in asker.taken:
         return []
     source = f"{STAGE}/aborted/recovered.json"
     try:
@@ -131,10 +187,11 @@ def _measure_recovery(folder: Path, asker: Asker) -> list[Measurement]:
         return [invalid(RECOVERED, f"it is not known: {in_words(error)}", source)]
 
 
-def _invalid_rows(path: str, because: str) -> list[Measurement]:
-    names = (path_metric(path), path_metric(path, CHANGED), path_metric(path, FIRST_TOKEN))
+def _invalid_rows(path: str, asker: Asker, because: str) -> list[Measurement]:
+    of_answers = [path_metric(path, CHANGED), path_metric(path, FIRST_TOKEN)]
+    names = [path_metric(path), *([metric for metric, _ in _shares_of(asker)] if path == CONSTRAINED else of_answers)]
     return [invalid(name, because, _source(path)) for name in names]
 
 
 def _source(path: str) -> str:
-    return f"{STAGE}/{path}/{REPLIES}"
+    return f"{STAGE}/{path}/{EXCHANGES if path == CONSTRAINED else REPLIES}"

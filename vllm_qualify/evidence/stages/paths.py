@@ -15,6 +15,7 @@ from vllm_qualify.evidence.stages.accuracy import ACCURACY, tasks_as_inputs
 from vllm_qualify.evidence.stages.stage import Stage, inputs_of, settled
 from vllm_qualify.evidence.stages.world import Commands, World
 from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.contract import Capability
 
 NO_PATHS = "the profile has no paths"
 HOW = "how.json"
@@ -22,13 +23,13 @@ MOST_AT_ONCE = 64
 
 
 class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
-    """What a busy server answers: from its cache, beside other requests, after evictions and after clients hung up."""
+    """What a busy server answers: cached, beside others, after evictions and hang-ups, and where a reply must have a form."""
 
     def inputs(self, plan: CellPlan) -> Any:
-        return [inputs_of(plan.paths), _requests_at_once(plan), tasks_as_inputs(plan)]
+        return [inputs_of(plan.paths), _requests_at_once(plan), _capabilities_of(plan), tasks_as_inputs(plan)]
 
     def shareable(self, plan: CellPlan) -> Any:
-        return plan.paths, _requests_at_once(plan), ACCURACY.shareable(plan)
+        return plan.paths, _requests_at_once(plan), _capabilities_of(plan), ACCURACY.shareable(plan)
 
     def measure(self, world: World, folder: Path) -> Commands:
         plan, server = world.plan, world.served.server
@@ -50,13 +51,19 @@ class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
             # Not of the plan: a stage may be of another run, and one that is measured again needs other salts.
             asker = _make_asker(plan, contents, How.model_validate_json((folder / HOW).read_bytes()))
         except UNUSABLE as error:
-            return parse.refuse_all(settings.taken, f"it is not known what was asked: {in_words(error)}")
+            asker = _make_asker(plan, [], How(salt="unknown", questions_per_prompt=1, form_tok=1))
+            return parse.refuse_all(asker, f"it is not known what was asked: {in_words(error)}")
         return parse.parse_paths(folder, asker, _requests_at_once(plan), plan.server.engine_kind, levels_for(plan))
 
 
 def _make_asker(plan: CellPlan, contents: Sequence[Content], how: How) -> Asker:
     prompts = make_prompts(contents, how.questions_per_prompt)
-    return Asker(settled(plan.paths, NO_PATHS), prompts, plan.server.served_model_name, how.salt)
+    settings, model = settled(plan.paths, NO_PATHS), plan.server.served_model_name
+    return Asker(settings, prompts, model, how.salt, _capabilities_of(plan), how.form_tok)
+
+
+def _capabilities_of(plan: CellPlan) -> list[Capability]:
+    return plan.contract.capabilities if plan.contract else []
 
 
 def _requests_at_once(plan: CellPlan) -> int:

@@ -1,0 +1,206 @@
+"""Replies that must fit a JSON schema or call a tool, by a busy server: plain and streamed, many at once.
+
+A grammar holds each reply to its form, whatever the question. So every whole reply has to fit; one that was cut while the model
+was still thinking tells nothing.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jsonschema import Draft202012Validator
+from pydantic import JsonValue
+
+from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.engine.server import Server
+from vllm_qualify.evidence.contract.exchange import CHATS, Exchange, Request, send_request
+from vllm_qualify.evidence.contract.replies import BrokenError, ChatChunk, Spoken, need, shorten
+from vllm_qualify.evidence.contract.transcript import Transcript
+from vllm_qualify.recipe.contract import Capability
+from vllm_qualify.recipe.paths import FORMS
+from vllm_qualify.recipe.values import Frozen, NotNegative
+
+EXCHANGES = "exchanges.jsonl"
+# The longest reply, with its thoughts. The forms themselves have some dozens of tokens.
+MOST_TOK = 1024
+# A model that can think does so in one request of so many.
+THINKS_ONCE_IN = 8
+
+Schema = Mapping[str, JsonValue]
+
+
+def _object(**properties: JsonValue) -> dict[str, JsonValue]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+_COLOUR: dict[str, JsonValue] = {"enum": ["red", "green", "blue"]}
+_SIZE: dict[str, JsonValue] = {"enum": [1, 2, 3, 4]}
+# No text is free, since it could be endless, and no keyword is here that xgrammar drops (seen in vLLM 0.32: anyOf beside
+# properties, not, if).
+SCHEMAS: Sequence[Schema] = (
+    _object(colour=_COLOUR, size=_SIZE),
+    _object(
+        parts={"type": "array", "minItems": 1, "maxItems": 3, "items": _object(colour=_COLOUR, is_new={"type": "boolean"})}
+    ),
+    _object(answer={"anyOf": [_object(size=_SIZE), {"type": "null"}]}, unit={"const": "m"}),
+)
+TOOLS: Mapping[str, Schema] = {
+    "get_weather": _object(city={"enum": ["Paris", "Rome", "Oslo"]}),
+    "get_time": _object(city={"enum": ["Paris", "Rome", "Oslo"]}, format={"enum": ["12", "24"]}),
+}
+
+
+class Form(NamedTuple):
+    """What a reply must be: it fits `schema`, or calls one of `tools`. A stream has the same in pieces."""
+
+    schema: Schema | None = None
+    tools: tuple[str, ...] = ()
+    is_streamed: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{'streamed ' if self.is_streamed else ''}{'JSON' if self.schema is not None else 'call of a tool'}"
+
+    def body(self) -> dict[str, JsonValue]:
+        stream: dict[str, JsonValue] = {"stream": True, "stream_options": {"include_usage": True}} if self.is_streamed else {}
+        if self.schema is not None:
+            asked: dict[str, JsonValue] = {"name": "form", "strict": True, "schema": dict(self.schema)}
+            return stream | {"response_format": {"type": "json_schema", "json_schema": asked}}
+        named: JsonValue = {"type": "function", "function": {"name": self.tools[0]}} if len(self.tools) == 1 else "required"
+        return stream | {"tools": [_tool(name, arguments) for name, arguments in TOOLS.items()], "tool_choice": named}
+
+    def check(self, spoken: Spoken) -> None:
+        """Raises BrokenError if the reply is another one."""
+        if self.schema is not None:
+            _check_fits(spoken.content, self.schema)
+            return
+        need(spoken.calls, f"no tool is called: {shorten(spoken.text)}")
+        for call in spoken.calls:
+            need(call.name in self.tools, f"{shorten(call.name)} is called, and it should be {' or '.join(self.tools)}")
+            _check_fits(call.arguments, TOOLS[call.name])
+
+
+def _tool(name: str, arguments: Schema) -> dict[str, JsonValue]:
+    function: dict[str, JsonValue] = {"name": name, "description": "Tells it of a city.", "parameters": dict(arguments)}
+    return {"type": "function", "function": function | {"strict": True}}
+
+
+def _check_fits(text: str, schema: Schema) -> None:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BrokenError(f"no JSON: {shorten(text)}") from error
+    problem = next((each.message for each in Draft202012Validator(schema).iter_errors(document)), "")
+    need(not problem, f"not of the schema: {shorten(problem)}")
+
+
+ALL_TOOLS = tuple(TOOLS)
+# Streams of calls are most, since a call is most often lost there.
+OF_SCHEMAS = [Form(schema, is_streamed=is_streamed) for schema in SCHEMAS for is_streamed in (False, True)]
+OF_TOOLS = [
+    Form(tools=tools, is_streamed=is_streamed)
+    for tools in (ALL_TOOLS, ALL_TOOLS[:1], ALL_TOOLS)
+    for is_streamed in (True, True, True, True, False)
+]
+
+
+def forms_of(capabilities: Collection[Capability], count: int) -> list[Form]:
+    """What so many replies must be: of four, one fits a schema and three call a tool, where both are promised."""
+    schemas, tools = cycle(OF_SCHEMAS), cycle(OF_TOOLS)
+
+    def drawn() -> Iterator[Form]:
+        while True:
+            if "json_schema" in capabilities:
+                yield next(schemas)
+            if "tools" in capabilities:
+                yield from islice(tools, 3)
+
+    return [] if FORMS.isdisjoint(capabilities) else list(islice(drawn(), count))
+
+
+class Timed(Frozen):
+    """An exchange, and when it was under way, in s since the path's first request."""
+
+    began_s: NotNegative
+    ended_s: NotNegative
+    exchange: Exchange
+
+
+def requests_of(forms: Sequence[Form], model: str, most_tok: int) -> list[Request]:
+    fixed: dict[str, JsonValue] = {"model": model, "temperature": 0, "max_tokens": most_tok}
+    return [
+        Request(name=f"reply {number}", path=CHATS, body=fixed | _question(number) | form.body())
+        for number, form in enumerate(forms, 1)
+    ]
+
+
+def _question(number: int) -> dict[str, JsonValue]:
+    text = f"What is the weather in Rome, and what is {number} + {number % 7}?"
+    body: dict[str, JsonValue] = {"messages": [{"role": "user", "content": text}]}
+    # Templates have one of two words for it, and take no notice of the other.
+    quiet: dict[str, JsonValue] = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
+    return body if number % THINKS_ONCE_IN == 0 else body | quiet
+
+
+def ask_all(server: Server, requests: Sequence[Request], at_once: int, limit_s: float, since: float, path: Path) -> None:
+    """Ask them, and write a line for each. Raises ReleaseError if the server has ended."""
+
+    def ask(request: Request) -> Timed:
+        began = time.monotonic()
+        exchange = send_request(server.url, request, limit_s)
+        return Timed(began_s=began - since, ended_s=time.monotonic() - since, exchange=exchange)
+
+    with ThreadPoolExecutor(at_once) as pool, path.open("w", encoding="utf-8") as file:
+        for timed in pool.map(ask, requests):
+            file.write(f"{timed.model_dump_json(exclude_defaults=True)}\n")
+    server.check_alive()
+
+
+class Judged(NamedTuple):
+    """A reply to a form, by its line: what is wrong with it, or that it was cut in its thoughts."""
+
+    line: int
+    form: Form
+    problem: str = ""
+    is_cut: bool = False
+
+
+def judge_replies(path: Path, forms: Sequence[Form], requests: Sequence[Request], kind: EngineKind) -> list[Judged]:
+    """Each reply, in the order of the requests. Raises ValueError if they are not those to these requests, and MissingError."""
+    timed = read_timed(path)
+    asked = [Request.model_validate(each.exchange.model_dump(include=set(Request.model_fields))) for each in timed]
+    if asked != list(requests):
+        raise ValueError(f"{path.name} has {len(timed)} replies, which are not those to the {len(requests)} requests")
+    replies = Transcript({each.exchange.name: each.exchange for each in timed}, _model_of(requests), kind)
+    return [_judge(line, form, request, replies) for line, (form, request) in enumerate(zip(forms, requests, strict=True), 1)]
+
+
+def read_timed(path: Path) -> list[Timed]:
+    return [Timed.model_validate_json(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def _model_of(requests: Sequence[Request]) -> str:
+    return str((requests[0].body or {}).get("model")) if requests else ""
+
+
+def _judge(line: int, form: Form, request: Request, replies: Transcript) -> Judged:
+    try:
+        spoken = replies.streamed_chat(request.name) if form.is_streamed else replies.chat(request.name)
+        if _is_cut(spoken, request.body or {}):
+            return Judged(line, form, is_cut=True)
+        if form.is_streamed:
+            replies.check_end(request.name, ChatChunk)
+        form.check(spoken)
+    except BrokenError as error:
+        return Judged(line, form, str(error))
+    return Judged(line, form)
+
+
+def _is_cut(spoken: Spoken, body: Mapping[str, Any]) -> bool:
+    """Whether the model thought until no tokens were left. The count decides, since a finish reason can be wrong."""
+    tokens = spoken.usage.completion_tokens if spoken.usage else 0
+    return bool(spoken.reasoning.strip()) and spoken.reason == "length" and tokens >= body["max_tokens"]
