@@ -71,7 +71,7 @@ def test_a_reply_without_its_form_fails_the_path(tmp_path: Path, fault: Any, met
 
 def test_replies_that_are_all_cut_in_their_thoughts_tell_nothing(tmp_path: Path) -> None:
     rows = asked(tmp_path / "paths", BlockCache("endless thoughts"))
-    assert "240 of 240 replies were cut in their thoughts" in (rows["path_constrained"].invalid_because or "")
+    assert "240 of 240 replies were cut at 512 tokens" in (rows["path_constrained"].invalid_because or "")
     assert rows[TOOL_CALL_VALID].value is None
 
 
@@ -170,6 +170,23 @@ def test_a_reply_of_another_form_is_broken(evidence: Path, content: str) -> None
     rows = parsed(evidence, SETTINGS, BOTH)
     assert rows["path_constrained"].value == 0
     assert "1 of 240 replies do not have their form: line 1, JSON" in rows["path_constrained"].finding
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [("", 1), ('{"colour":  \n \n', 1), ('{"colour": "r', 1), ('{"colour": r', 0), ("So I", 0), ("{} {", 0)],
+)
+def test_a_reply_that_was_cut_tells_nothing_if_it_began_well(evidence: Path, content: str, value: float) -> None:
+    def change(line: Any) -> None:
+        reply = json.loads(line["exchange"]["reply"])
+        message = {"role": "assistant", "content": content, "reasoning": "So"}
+        reply["choices"][0] |= {"finish_reason": "length", "message": message}
+        reply["usage"] |= {"completion_tokens": 512, "total_tokens": 517}
+        line["exchange"]["reply"] = json.dumps(reply)
+
+    _change(change)(evidence)
+    row = parsed(evidence, SETTINGS, BOTH)["path_constrained"]
+    assert (row.value, row.sample_count) == (value, 239 + (not value))
 
 
 def test_a_finish_reason_alone_makes_no_reply_one_that_was_cut(evidence: Path) -> None:

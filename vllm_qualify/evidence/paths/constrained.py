@@ -1,7 +1,8 @@
 """Replies that must fit a JSON schema or call a tool, by a busy server: plain and streamed, many at once.
 
-A grammar holds each reply to its form, whatever the question. So every whole reply has to fit; one that was cut while the model
-was still thinking tells nothing.
+A grammar holds each reply to its form, whatever the question. So every whole reply has to fit. One that has as many tokens as
+were allowed was cut: the model thought on, or wrote blanks between two words, which JSON allows without end. It tells nothing
+if it could have become a reply of the form.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jsonschema import Draft202012Validator
 from pydantic import JsonValue
+from pydantic_core import from_json
 
 from vllm_qualify.engine.kinds.base import EngineKind
 from vllm_qualify.engine.server import Server
@@ -26,7 +28,7 @@ from vllm_qualify.recipe.values import Frozen, NotNegative
 
 EXCHANGES = "exchanges.jsonl"
 # The longest reply, with its thoughts. The forms themselves have some dozens of tokens.
-MOST_TOK = 1024
+MOST_TOK = 512
 # A model that can think does so in one request of so many.
 THINKS_ONCE_IN = 8
 
@@ -83,10 +85,27 @@ class Form(NamedTuple):
             need(call.name in self.tools, f"{shorten(call.name)} is called, and it should be {' or '.join(self.tools)}")
             _check_fits(call.arguments, TOOLS[call.name])
 
+    def check_cut(self, spoken: Spoken) -> None:
+        """Raises BrokenError if a reply that was cut could not have gone on to be one of this form."""
+        for text in [spoken.content] if self.schema is not None else [call.arguments for call in spoken.calls]:
+            need(_is_beginning(text), f"no beginning of JSON: {shorten(text)}")
+
 
 def _tool(name: str, arguments: Schema) -> dict[str, JsonValue]:
     function: dict[str, JsonValue] = {"name": name, "description": "Tells it of a city.", "parameters": dict(arguments)}
     return {"type": "function", "function": function | {"strict": True}}
+
+
+def _is_beginning(text: str) -> bool:
+    """Whether it is JSON, or could become JSON."""
+    try:
+        from_json(text.strip() or "{", allow_partial="trailing-strings")
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.msg != "Extra data"
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _check_fits(text: str, schema: Schema) -> None:
@@ -161,7 +180,7 @@ def ask_all(server: Server, requests: Sequence[Request], at_once: int, limit_s: 
 
 
 class Judged(NamedTuple):
-    """A reply to a form, by its line: what is wrong with it, or that it was cut in its thoughts."""
+    """A reply to a form, by its line: what is wrong with it, or that it was cut."""
 
     line: int
     form: Form
@@ -191,6 +210,7 @@ def _judge(line: int, form: Form, request: Request, replies: Transcript) -> Judg
     try:
         spoken = replies.streamed_chat(request.name) if form.is_streamed else replies.chat(request.name)
         if _is_cut(spoken, request.body or {}):
+            form.check_cut(spoken)
             return Judged(line, form, is_cut=True)
         if form.is_streamed:
             replies.check_end(request.name, ChatChunk)
@@ -201,6 +221,6 @@ def _judge(line: int, form: Form, request: Request, replies: Transcript) -> Judg
 
 
 def _is_cut(spoken: Spoken, body: Mapping[str, Any]) -> bool:
-    """Whether the model thought until no tokens were left. The count decides, since a finish reason can be wrong."""
+    """Whether the reply has as many tokens as were allowed. The count decides, since a finish reason can be wrong."""
     tokens = spoken.usage.completion_tokens if spoken.usage else 0
-    return bool(spoken.reasoning.strip()) and spoken.reason == "length" and tokens >= body["max_tokens"]
+    return spoken.reason == "length" and bool(tokens >= body["max_tokens"])

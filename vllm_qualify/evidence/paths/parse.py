@@ -20,7 +20,7 @@ from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, RECOV
 
 # How many changed prompts, or broken replies, a finding names.
 NAMED = 5
-# The share of the replies with a form that must not have been cut in their thoughts.
+# The share of the replies with a form that must not have been cut.
 LEAST_WHOLE = 0.5
 
 
@@ -105,7 +105,7 @@ def _parse_path(
 
 
 def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> list[Measurement]:
-    """Of the replies that must have a form. Those that were cut in their thoughts tell nothing."""
+    """Of the replies that must have a form. Those that were cut tell nothing."""
     path, inside = CONSTRAINED, folder / CONSTRAINED
     if path not in asker.taken:
         return []
@@ -117,7 +117,7 @@ def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKin
         return _invalid_rows(path, asker, f"no usable replies: {in_words(error)}")
     whole = [reply for reply in judged if not reply.is_cut]
     if len(whole) < LEAST_WHOLE * len(judged):
-        doubts.append(f"{len(judged) - len(whole)} of {len(judged)} replies were cut in their thoughts")
+        doubts.append(f"{len(judged) - len(whole)} of {len(judged)} replies were cut at {asker.form_tok} tokens")
     if doubts:
         return _invalid_rows(path, asker, "; ".join(doubts))
     source, sides = _source(path), sides_of("higher", levels.false_pass, levels.false_fail)
@@ -128,7 +128,7 @@ def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKin
     for metric, is_schema in _shares_of(asker):
         problems = [reply.problem for reply in whole if (reply.form.schema is not None) == is_schema]
         if not problems:
-            rows.append(invalid(metric, "all of its replies were cut in their thoughts", source))
+            rows.append(invalid(metric, f"all of its replies were cut at {asker.form_tok} tokens", source))
             continue
         fitting = problems.count("")
         interval = share_interval(fitting, len(problems), sides)
