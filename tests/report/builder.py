@@ -22,6 +22,7 @@ from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import Drafting, SpeculationDetails
 from vllm_qualify.evidence.load.sweep import TPOT, CurvePoint, Swept
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval, Measurement, StageEvidence, invalid, share_interval, valid
+from vllm_qualify.evidence.paths.details import DifferingReply, PathsDetails, PathTaken
 from vllm_qualify.evidence.sequential import Sides, levels_of
 from vllm_qualify.evidence.startup import Startup
 from vllm_qualify.evidence.watched import Series
@@ -97,7 +98,13 @@ def detailed_report() -> Report:
     plan = changed(report.plan, "server", arguments=report.plan.server.arguments | drafting, gpus=[0, 1])
     sweep = Sweep(concurrencies=[8, 32, 64], slo={"ttft_p99_ms": 2000.0})
     plan = changed(plan, sweep=sweep, fit=Fit(max_num_seqs=True), price_usd_gpu_hour=2.5)
-    stages = [*report.stages, _stage("fit", 0, []), _stage("speculation", 52, []), _stage("sweep", 61, _slo_rows())]
+    stages = [
+        *report.stages,
+        _stage("fit", 0, []),
+        _stage("speculation", 52, []),
+        _stage("paths", 40, _path_rows()),
+        _stage("sweep", 61, _slo_rows()),
+    ]
     details = Details(
         sweep=_swept(),
         speculation=_document(),
@@ -111,9 +118,43 @@ def detailed_report() -> Report:
         course=course(60),
         course_notes=[f"the power limit lowered the clocks {SCRIPT}"],
         soak=_soaked(),
+        paths=_paths(),
         notes=[f"baseline: {IMAGE}{CONTROL}"],
     )
     return changed(report, plan=plan, stages=stages, details=details)
+
+
+def _path_rows() -> list[Measurement]:
+    finding = f"1 of 64 answers changed, where 0.5 nat are noise: prompt 4 by 9.1 nat {SCRIPT}"
+    return [
+        valid("path_cold", 1.0, "paths/cold/replies.jsonl", sample_count=64),
+        valid(
+            "path_cold_changed_share",
+            0.0,
+            "paths/cold/replies.jsonl",
+            interval=Interval(lower=0.0, upper=0.041),
+            sample_count=64,
+        ),
+        valid("path_cached", 0.0, "paths/cached/replies.jsonl", sample_count=64, finding=finding),
+        valid("path_cached_first_token_nll_change_nat", 0.02, "", interval=Interval(lower=-0.01, upper=0.05), sample_count=64),
+        invalid("path_evicted", f"9% of the prompts came from the prefix cache {IMAGE}", "paths/evicted/replies.jsonl"),
+        valid("path_constrained", 0.0, "paths/constrained/exchanges.jsonl", sample_count=512, finding="1 of 512 replies"),
+    ]
+
+
+def _paths() -> PathsDetails:
+    changed_reply = DifferingReply(
+        line=4, asked=f"How many {SCRIPT}", cold="He has 42 apples.", reply=f"He has 7 apples. {IMAGE}", distance_nat=9.1
+    )
+    broken = DifferingReply(
+        line=9, asked="streamed call of a tool", reply=f"data: {MARKUP}{CONTROL}", problem=f"no tool {SCRIPT}"
+    )
+    taken = [
+        PathTaken(path="cold", num_requests=64, took_s=3.2, cached_share=0.0),
+        PathTaken(path="cached", num_requests=64, took_s=1.1, cached_share=0.93, differing=[changed_reply], num_differing=7),
+        PathTaken(path="constrained", num_requests=512, took_s=21.0, beside=63.5, differing=[broken], num_differing=1),
+    ]
+    return PathsDetails(limit_nat=0.5, taken=taken, left_out={"aborted": f"a proxy keeps connections {IMAGE}"})
 
 
 def compared_report() -> Report:

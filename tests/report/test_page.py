@@ -195,7 +195,7 @@ def test_sections_are_there_only_for_what_there_is(detailed_page: str, approved_
     ids, none = (Reader(page).having("id") for page in (detailed_page, approved_page))
     assert [name for name in TITLES if ids.count(name) != 1] == []
     assert set(TITLES) & set(none) == set()
-    assert set(ids) - set(none) == {*TITLES, "measured-5", "measured-6"}
+    assert set(ids) - set(none) == {*TITLES, "measured-5", "measured-6", "measured-7"}
     for name in Details.model_fields:
         if name in TITLES:
             page = render_page(changed(detailed_report(), "details", **{name: None}), page_link)

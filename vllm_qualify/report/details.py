@@ -17,8 +17,10 @@ from vllm_qualify.evidence.load.soak import SoakCourse
 from vllm_qualify.evidence.load.speculation import SpeculationDetails
 from vllm_qualify.evidence.load.sweep import Swept
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
+from vllm_qualify.evidence.paths.details import PathsDetails
 from vllm_qualify.evidence.serving import LAUNCHED_BY_CLOCK, launched_by_clock
 from vllm_qualify.evidence.stages.fit import fit_result
+from vllm_qualify.evidence.stages.paths import read_paths
 from vllm_qualify.evidence.stages.serve import idle_gpus
 from vllm_qualify.evidence.stages.speculation import why_not_compared
 from vllm_qualify.evidence.stages.sweep import sweep_plan
@@ -41,7 +43,8 @@ class Details(Frozen):
 
     `before` is the baseline, `anchor` has the anchor's scores, `drift` what the tables say about the server's options.
     `speedups` are the gains of speculative decoding, also without a gate on them. `course` is the server's course during the
-    load, with fewer samples. `course_notes` are remarks on a load that still counts. `soak` has the rounds of a soak.
+    load, with fewer samples. `course_notes` are remarks on a load that still counts. `soak` has the rounds of a soak,
+    `paths` how each path was taken, with the replies that differ.
     """
 
     before: Before | None = None
@@ -57,6 +60,7 @@ class Details(Frozen):
     course: Series | None = None
     course_notes: list[str] = []
     soak: SoakCourse | None = None
+    paths: PathsDetails | None = None
     notes: list[str] = []
 
 
@@ -86,6 +90,7 @@ def details_of(plan: CellPlan, evidence: Path, speedups: Sequence[Measurement] =
         fit=read("fit", lambda plan, evidence: fit_result(evidence) if plan.fit else None),
         **(read("the server during the load", _read_course) or {}),
         soak=read("soak", _read_soak),
+        paths=read("paths", lambda plan, evidence: read_paths(plan, evidence) if plan.paths else None),
         # Last: all that is read before may add a note.
         notes=notes,
     )

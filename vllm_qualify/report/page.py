@@ -21,6 +21,7 @@ from vllm_qualify.report import head, points, sections, words
 from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.diff import server_options
 from vllm_qualify.report.model import Report
+from vllm_qualify.report.path_rows import path_rows
 from vllm_qualify.report.question_blocks import questions_sections
 from vllm_qualify.report.questions import all_words, has_more_words
 from vllm_qualify.report.rerun import rerun
@@ -31,6 +32,7 @@ WORDS = "questions.html"
 LINKABLE = ("", "file", "http", "https", "s3")
 TITLES = {
     "course": "The server during the load",
+    "paths": "Paths through a busy server",
     "soak": "Soak",
     "sweep": "Sweep",
     "speculation": "Speculative decoding",
@@ -78,6 +80,7 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         questions=questions_sections(report.details.questions, more),
         more=more,
         published=published_rows(report),
+        paths=path_rows(report),
     )
 
 

@@ -159,7 +159,7 @@ class Evicted(BusyPath):
         super().take(scene, folder)
 
     def doubts(self, seen: Seen) -> Iterator[str]:
-        yield from _filler_problems([Filler.model_validate_json(line) for line in _lines(seen.folder / FILLERS)])
+        yield from _filler_problems(_read_fillers(seen.folder / FILLERS))
         # What an offloaded cache brings back is in other counters.
         yield from _too_many_hits(seen, "raise most_filler_tok, give the server a smaller cache, or leave this path out")
 
@@ -223,13 +223,20 @@ class UnderWay(Protocol):
 
 def doubt_company(folder: Path, requests: Sequence[UnderWay], at_once: int) -> Iterator[str]:
     """Why these requests are not proven to have been asked beside as many others. Raises one of UNUSABLE."""
-    others = [Filler.model_validate_json(line) for line in _lines(folder / BESIDE)]
-    yield from _filler_problems(others)
-    beside = statistics.median(
+    yield from _filler_problems(_read_fillers(folder / BESIDE))
+    beside, least = count_company(folder, requests) or 0.0, (at_once + 1) // 2
+    if beside < least:
+        yield f"beside half of the requests at most {beside:g} others were under way, and {least} should be"
+
+
+def count_company(folder: Path, requests: Sequence[UnderWay]) -> float | None:
+    """Beside how many others half of the requests were under way, or more. None if there were none. Raises one of UNUSABLE."""
+    if not (folder / BESIDE).exists():
+        return None
+    others = _read_fillers(folder / BESIDE)
+    return statistics.median(
         sum(other.began_s < request.ended_s and request.began_s < other.ended_s for other in others) for request in requests
     )
-    if beside < (least := (at_once + 1) // 2):
-        yield f"beside half of the requests at most {beside:g} others were under way, and {least} should be"
 
 
 def _too_many_hits(seen: Seen, remedy: str = "") -> Iterator[str]:
@@ -237,6 +244,10 @@ def _too_many_hits(seen: Seen, remedy: str = "") -> Iterator[str]:
     if share is not None and share > MOST_HITS:
         said = f"{share:.0%} of the prompts came from the prefix cache, and at most {MOST_HITS:.0%} may"
         yield f"{said}: {remedy}" if remedy else said
+
+
+def _read_fillers(path: Path) -> list[Filler]:
+    return [Filler.model_validate_json(line) for line in _lines(path)]
 
 
 def _filler_problems(others: Sequence[Filler]) -> Iterator[str]:

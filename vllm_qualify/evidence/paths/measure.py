@@ -63,6 +63,11 @@ class Asker(NamedTuple):
         return self.settings.taken(self.capabilities)
 
     @property
+    def offered(self) -> list[str]:
+        """The paths that could be taken."""
+        return self.settings.model_copy(update={"leave_out": {}}).taken(self.capabilities)
+
+    @property
     def forms(self) -> list[Form]:
         return forms_of(self.capabilities, self.settings.num_constrained)
 

@@ -24,7 +24,7 @@ NAMED = 5
 LEAST_WHOLE = 0.5
 
 
-class _Colds:
+class Colds:
     """The cold replies, which all others are held against."""
 
     def __init__(self, folder: Path, asker: Asker) -> None:
@@ -56,7 +56,7 @@ def refuse_all(asker: Asker, because: str) -> list[Measurement]:
 def _parse_answers(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> Iterator[Measurement]:
     paths = [path for path in asker.taken if path != CONSTRAINED]
     try:
-        colds = _Colds(folder, asker)
+        colds = Colds(folder, asker)
     except UNUSABLE as error:
         for path in paths:
             yield from _invalid_rows(path, asker, f"no usable cold answers: {in_words(error)}")
@@ -69,19 +69,14 @@ def _parse_answers(folder: Path, asker: Asker, at_once: int, kind: EngineKind, l
 
 
 def _parse_path(
-    path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels, colds: _Colds
+    path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels, colds: Colds
 ) -> list[Measurement]:
     names = (COLD, COLD_AGAIN) if path == COLD else (path,)
-    seen = {name: _see(name, folder, asker, at_once, kind) for name in names}
+    seen = {name: see_path(name, folder, asker, at_once, kind) for name in names}
     if doubts := [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]:
         return _invalid_rows(path, asker, "; ".join(doubts))
     fault = BUSY_PATHS[path].fault(seen[path])
-    if path == COLD:
-        # Two cold answers that are this far apart have no noise that could be allowed.
-        replies, changed = colds.second, find_changed(colds.second, [colds.first], MOST_NAT)
-    else:
-        replies = asker.read(folder, path)
-        changed = colds.find_changed(replies)
+    replies, changed = find_changed_on(path, seen[path].replies, colds)
     count, source = len(replies), _source(path)
     changes = nll_changes_nat(replies, colds.first)
     traced = [f"{source}:{at + 1}" for at in changed]
@@ -102,6 +97,14 @@ def _parse_path(
             path_metric(path, FIRST_TOKEN), statistics.fmean(changes), source, interval=_mean_interval(changes, sides), **shared
         ),
     ]
+
+
+def find_changed_on(path: str, replies: Sequence[Reply], colds: Colds) -> tuple[Sequence[Reply], list[int]]:
+    """The replies of a path that are held against cold ones, and which of them changed, by their places."""
+    if path == COLD:
+        # Two cold answers that are this far apart have no noise that could be allowed.
+        return colds.second, find_changed(colds.second, [colds.first], MOST_NAT)
+    return replies, colds.find_changed(replies)
 
 
 def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKind, levels: Levels) -> list[Measurement]:
@@ -150,14 +153,14 @@ def _describe_broken(broken: Sequence[Judged], count: int) -> str:
     return f"{len(broken)} of {count} replies do not have their form: {named}{more}"
 
 
-def _see(path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> Seen:
+def see_path(path: str, folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> Seen:
     """Raises one of UNUSABLE."""
     inside = folder / path
     counted = read_counted(inside / PAGES[0], inside / PAGES[1])
     return Seen(inside, kind, asker.settings, asker.read(folder, path), at_once, counted)
 
 
-def _describe(changed: Sequence[int], replies: Sequence[Reply], colds: _Colds) -> str:
+def _describe(changed: Sequence[int], replies: Sequence[Reply], colds: Colds) -> str:
     if not changed:
         return ""
     far = {at: distance_nat(replies[at], colds.first[at]) for at in changed}

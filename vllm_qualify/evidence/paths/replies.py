@@ -105,6 +105,7 @@ class Reply(NamedTuple):
     ended_s: float
     prompt_tok: int
     cached_tok: int | None
+    text: str = ""
 
 
 class _Read(BaseModel):
@@ -155,8 +156,22 @@ def _id_of(token: str) -> int:
     return int(token.removeprefix("token_id:"))
 
 
+class _Message(_Read):
+    """What a chat says, with its thoughts; vLLM had these as `reasoning_content` before they were `reasoning`."""
+
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    content: str | None = None
+
+    @property
+    def text(self) -> str:
+        return (self.reasoning or self.reasoning_content or "") + (self.content or "")
+
+
 class _Choice(_Read):
     logprobs: _Completed | _Chatted
+    text: str = ""
+    message: _Message = _Message()
 
 
 class _FromCache(_Read):
@@ -201,4 +216,6 @@ def _read_reply(line: Asked, model: str, reply_tok: int) -> Reply:
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     if cached is not None and cached > usage.prompt_tokens:
         raise ValueError(f"prompt {line.number} has {usage.prompt_tokens} tokens, and {cached} are said to come from the cache")
-    return Reply(tuple(places), line.began_s, line.ended_s, usage.prompt_tokens, cached)
+    choice = document.choices[0]
+    text = choice.text or choice.message.text
+    return Reply(tuple(places), line.began_s, line.ended_s, usage.prompt_tokens, cached, text)

@@ -8,6 +8,7 @@ from vllm_qualify.errors import HostError
 from vllm_qualify.evidence import passages
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words
 from vllm_qualify.evidence.paths import measure, parse
+from vllm_qualify.evidence.paths.details import PathsDetails, read_details
 from vllm_qualify.evidence.paths.measure import Asker, How
 from vllm_qualify.evidence.paths.replies import Content, make_prompts
 from vllm_qualify.evidence.sequential import levels_for
@@ -45,15 +46,25 @@ class PathsStage(Stage, name="paths", is_timed=False, counts="prompts"):
         return []
 
     def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
-        folder, settings = evidence / measure.STAGE, settled(plan.paths, NO_PATHS)
         try:
-            contents = passages.asked_prompts(plan, evidence, settings.num_prompts)
-            # Not of the plan: a stage may be of another run, and one that is measured again needs other salts.
-            asker = _make_asker(plan, contents, How.model_validate_json((folder / HOW).read_bytes()))
+            asker = _read_asker(plan, evidence)
         except UNUSABLE as error:
             asker = _make_asker(plan, [], How(salt="unknown", questions_per_prompt=1, form_tok=1))
             return parse.refuse_all(asker, f"it is not known what was asked: {in_words(error)}")
-        return parse.parse_paths(folder, asker, _requests_at_once(plan), plan.server.engine_kind, levels_for(plan))
+        return parse.parse_paths(
+            evidence / measure.STAGE, asker, _requests_at_once(plan), plan.server.engine_kind, levels_for(plan)
+        )
+
+
+def read_paths(plan: CellPlan, evidence: Path) -> PathsDetails:
+    """What people read of the paths. Raises one of UNUSABLE if it is not known what was asked."""
+    return read_details(evidence / measure.STAGE, _read_asker(plan, evidence), _requests_at_once(plan), plan.server.engine_kind)
+
+
+def _read_asker(plan: CellPlan, evidence: Path) -> Asker:
+    """As the stage's files say: it may be of another run, and one that is measured again needs other salts."""
+    contents = passages.asked_prompts(plan, evidence, settled(plan.paths, NO_PATHS).num_prompts)
+    return _make_asker(plan, contents, How.model_validate_json((evidence / measure.STAGE / HOW).read_bytes()))
 
 
 def _make_asker(plan: CellPlan, contents: Sequence[Content], how: How) -> Asker:
