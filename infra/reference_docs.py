@@ -35,15 +35,18 @@ from vllm_qualify.recipe import serving, values
 from vllm_qualify.recipe.contract import CHECKS
 from vllm_qualify.recipe.gates import KINDS, BaseGate, Verdict, Waiver, refused_in_recipes
 from vllm_qualify.recipe.metrics import (
+    CONSTRAINED,
     CONTRACT_METRICS,
     METRICS,
     NCCL_INFINIBAND,
+    PATH_METRICS,
     PROMPTS_PER_REQUEST,
     SMOKE_METRICS,
     STAGES,
     Metric,
     least_prompts,
     least_requests,
+    path_metric,
 )
 from vllm_qualify.recipe.recipe import Recipe
 from vllm_qualify.recipe.roles import Role
@@ -119,10 +122,12 @@ REPORT_KEYS = {
     "details": "what the page shows beside the measurements",
 }
 # Gates that every cell has, or that another key of the recipe asks for. No recipe names them.
-BY_THEMSELVES = (*SMOKE_METRICS, *CONTRACT_METRICS, NCCL_INFINIBAND)
+BY_THEMSELVES = (*SMOKE_METRICS, *CONTRACT_METRICS, NCCL_INFINIBAND, *PATH_METRICS)
 ASKED_FOR = {
     "smoke_golden": "the variant has a `smoke_golden`",
     NCCL_INFINIBAND: "the GPU type has `network: infiniband`",
+    **dict.fromkeys(PATH_METRICS, "the profile has `paths`, and `leave_out` does not name it"),
+    path_metric(CONSTRAINED): "the profile has `paths`, and `capabilities` has `json_schema` or `tools`",
     **{
         check.name: f"`capabilities` has `{check.capability}`"
         if check.capability

@@ -39,7 +39,9 @@ def still_to_do(plans: list[CellPlan], published: list[Published], store: str, r
     for plan in unpublished:
         entry = find_covering(opened, plan, today, renew_days)
         if isinstance(entry, Entry):
-            get_run_logger().info(f"{plan.cell.id}: run {entry.run_id} is {entry.summary}, until {entry.expires}: nothing to do")
+            get_run_logger().info(
+                f"{plan.cell.id}: run {entry.run_id} is {entry.summary}, until {entry.expires}: nothing to do"
+            )
         else:
             get_run_logger().info(f"{plan.cell.id} will be qualified: {entry}")
             left.append(plan)

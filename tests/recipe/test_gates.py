@@ -197,6 +197,8 @@ GOODPUT = {"metric": "goodput_req_s", "minimum": 1, "unit": "req/s"}
         (with_waiver(variant="fp8"), "is for cpu/fp8/balanced, which the recipe does not have"),
         (with_waiver(gate="contract_chat"), "there is no gate 'contract_chat'"),
         (with_waiver(gate="contract_seed") | {"contract": False}, "there is no gate 'contract_seed'"),
+        (with_waiver(gate="path_cached"), "there is no gate 'path_cached'"),
+        (with_gate(reference(), {"metric": "path_cached", "minimum": 1, "unit": "bool"}), "path_cached gates by itself"),
         (with_waiver(gate="smoke_determinism"), "there is no gate 'smoke_determinism'"),
         (reference() | {"contract": False, "capabilities": ["chat"]}, "capabilities are checked by the API's contract"),
         (with_waiver(expires="soon"), "valid date"),

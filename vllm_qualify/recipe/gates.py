@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LIKELIHOODS, METRICS, NCCL_INFINIBAND, TOP1_SHARES, Metric
+from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LIKELIHOODS, METRICS, NCCL_INFINIBAND, PATH_METRICS, TOP1_SHARES, Metric
 from vllm_qualify.recipe.values import FilterName, Frozen, Name, Number, TaskName, Text
 
 POINTS = "pp"
@@ -370,6 +370,8 @@ def refused_in_recipes(metric: Metric) -> str | None:
     """Why a recipe may have no gate on the metric; None if it may."""
     if metric.name == NCCL_INFINIBAND:
         return f"{metric.name} gates by itself where a GPU type has `network: infiniband`; leave it out"
+    if metric.name in PATH_METRICS:
+        return f"{metric.name} gates by itself where a profile has `paths`; leave it out"
     remedy = "set load.max_concurrency to the number wanted, and gate the latencies there"
     refusals = {
         "smoke": "smoke always gates by itself; leave it out",

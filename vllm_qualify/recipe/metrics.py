@@ -240,6 +240,8 @@ _DECLARED = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 CONTRACT_METRICS = contract.NAMES
+# The metrics of the paths that gate by themselves.
+PATH_METRICS = tuple(path_metric(path) for path in (*PATHS, CONSTRAINED))
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
 
 # The required confidence that a percentile is met if no request misses it.

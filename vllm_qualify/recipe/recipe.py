@@ -13,7 +13,17 @@ from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS, Accuracy, Likelihood
 from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.load import LoadSettings
-from vllm_qualify.recipe.metrics import GOODPUT, GPU_GROWTH, METRICS, PER_GPU, PREFIX_HIT_SHARE, TEXT_NLL, TEXT_TOP1, TURN_TTFTS
+from vllm_qualify.recipe.metrics import (
+    GOODPUT,
+    GPU_GROWTH,
+    METRICS,
+    PER_GPU,
+    PREFIX_HIT_SHARE,
+    TEXT_NLL,
+    TEXT_TOP1,
+    TURN_TTFTS,
+    path_metric,
+)
 from vllm_qualify.recipe.presets import with_presets
 from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.serving import Arguments, Variant
@@ -271,8 +281,11 @@ class Recipe(Frozen):
                 raise ValueError(f"{'/'.join(cell)} has more than one anchor")
         for waiver in self.waivers:
             self._check_cell((waiver.gpu_type, waiver.variant, waiver.profile), f"the waiver of {waiver.gate}")
-            labels = [gate.label for gate in self.gates_of(self.gpu_types[waiver.gpu_type].profiles[waiver.profile])]
-            asked = [] if self.contract is False else checks_of(self.capabilities_of(self.variants[waiver.variant]))
+            profile = self.gpu_types[waiver.gpu_type].profiles[waiver.profile]
+            promised = self.capabilities_of(self.variants[waiver.variant])
+            paths = [path_metric(path) for path in profile.paths.taken(promised)] if profile.paths else []
+            labels = [*(gate.label for gate in self.gates_of(profile)), *paths]
+            asked = [] if self.contract is False else checks_of(promised)
             if waiver.gate not in (*labels, *(check.name for check in asked)):
                 problem = f"there is no gate '{waiver.gate}' to be waived; there are: {'; '.join(labels)}"
                 raise ValueError(f"{problem}; and each check of the contract that is asked")

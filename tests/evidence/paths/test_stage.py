@@ -44,6 +44,15 @@ def test_replies_are_held_to_forms_where_the_model_promises_them(
     assert "path_constrained" not in {gate.label for gate in left_out.gates}
 
 
+def test_a_path_is_waived_like_another_gate_where_it_is_taken(document: Document) -> None:
+    cell = {"gpu_type": "cpu", "variant": "bf16", "profile": "latency"}
+    waiver = cell | {"gate": "path_evicted", "owner": "o@example.org", "reason": "known", "expires": "2030-01-01"}
+    document["waivers"] = [waiver]
+    assert Recipe.model_validate(with_paths(document)).waivers[0].gate == "path_evicted"
+    with pytest.raises(ValidationError, match="there is no gate 'path_evicted' to be waived"):
+        Recipe.model_validate(with_paths(document, leave_out={"evicted": "no cache"}))
+
+
 def test_a_host_leaves_out_no_path_and_asks_no_fewer_prompts(document: Document, engine: EngineEnvironment) -> None:
     recipe = Recipe.model_validate(with_paths(document))
     plan = next(plan for plan in plans_of(document, engine) if plan.paths)
