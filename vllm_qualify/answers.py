@@ -22,20 +22,24 @@ def ask_within(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYT
     """
 
     def ask() -> httpx.Response:
-        hooks = {"response": [bounded(limit_s, most_bytes)]}
-        with httpx.Client(
-            timeout=limit_s,
-            verify=_trusted_certificates(),
-            event_hooks=hooks,
-            headers={"Accept-Encoding": PLAIN},
-            follow_redirects=True,
-        ) as client:
+        with open_client(limit_s, most_bytes, follow_redirects=True) as client:
             return client.request(method, url, **named)
 
     try:
         return call_within(limit_s, ask)
     except TimeoutError as error:
         raise httpx.ReadTimeout(str(error)) from error
+
+
+def open_client(limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Client:
+    """A client all of whose answers are bounded, as `bounded` does it. `named` goes to httpx."""
+    hooks = {"response": [bounded(limit_s, most_bytes)]}
+    options: dict[str, Any] = {
+        "timeout": limit_s,
+        "headers": {"Accept-Encoding": PLAIN},
+        "verify": _trusted_certificates(),
+    } | named
+    return httpx.Client(event_hooks=hooks, **options)
 
 
 @cache

@@ -14,7 +14,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 Fault = Literal[
-    "none", "swapped", "corrupt block", "stale block", "leaking aborts", "no cache", "cut JSON", "lost call", "endless thoughts"
+    "none",
+    "swapped",
+    "corrupt block",
+    "stale block",
+    "leaking aborts",
+    "no cache",
+    "offload",
+    "one answer",
+    "cut JSON",
+    "lost call",
+    "endless thoughts",
 ]
 BLOCK_TOK, MODEL = 16, "m"
 SPOILED = 1 / 40
@@ -26,7 +36,8 @@ class BlockCache:
 
     `swapped`: with 8 or more requests under way one reply of 8 is that to another prompt. `corrupt block`: one block of 40 is
     wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 40 is taken for what is there now.
-    `cut JSON`: of replies to a schema every 50th ends too early. `lost call`: one streamed call of 50 is not in its stream.
+    `offload`: what was pushed out is brought back. `one answer`: all prompts have the same. `cut JSON`: of replies to a schema
+    every 50th ends too early. `lost call`: one streamed call of 50 is not in its stream.
     """
 
     def __init__(self, fault: Fault = "none", *, blocks: int = 512, noise_nat: float = 0.0, seed: int = 1) -> None:
@@ -34,7 +45,7 @@ class BlockCache:
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.cached: OrderedDict[str, bool] = OrderedDict()
         self.pushed_out: set[str] = set()
-        self.running = self.leaked = self.queries = self.hits = 0
+        self.running = self.leaked = self.queries = self.hits = self.brought_back = 0
         self.before: list[int] = []
         self.forms = itertools.count(1)
 
@@ -47,7 +58,7 @@ class BlockCache:
         time.sleep(0.08)  # long enough that many requests are under way at once
         with self.lock:
             self.running -= 1
-            spoiled = [*seen, -1] if is_wrong else seen
+            spoiled = [] if self.fault == "one answer" else [*seen, -1] if is_wrong else seen
             likely = list(self._likely(spoiled, body["max_tokens"]))
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
         names = [f"token_id:{token}" for token, _ in likely]
@@ -83,11 +94,14 @@ class BlockCache:
         self.queries += len(prompt)
         if self.fault == "no cache":
             return 0, False
-        hits, is_wrong, still = 0, False, True
+        hits, brought_back, is_wrong, still = 0, 0, False, True
         for end in range(BLOCK_TOK, len(prompt), BLOCK_TOK):
             block = hashlib.sha256(json.dumps([salt, prompt[:end]]).encode()).hexdigest()
-            still = still and block in self.cached
-            if still:
+            is_back = self.fault == "offload" and block in self.pushed_out
+            still = still and (block in self.cached or is_back)
+            if still and block not in self.cached:
+                brought_back += BLOCK_TOK
+            elif still:
                 hits += BLOCK_TOK
                 is_wrong |= self.cached[block]
             elif self.fault == "stale block" and block in self.pushed_out:
@@ -97,7 +111,8 @@ class BlockCache:
             if len(self.cached) > self.blocks:
                 self.pushed_out.add(self.cached.popitem(last=False)[0])
         self.hits += hits
-        return hits, is_wrong
+        self.brought_back += brought_back
+        return hits + brought_back, is_wrong
 
     def _likely(self, prompt: list[int], count: int) -> Iterator[tuple[int, dict[str, float]]]:
         seed = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
@@ -115,6 +130,7 @@ class BlockCache:
         return (
             f"vllm:num_requests_running {self.running}\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc {used}\n"
             f"vllm:prefix_cache_queries_total {self.queries}\nvllm:prefix_cache_hits_total {self.hits}\n"
+            f"vllm:external_prefix_cache_hits_total {self.brought_back}\n"
             f'vllm:cache_config_info{{block_size="{BLOCK_TOK}",num_gpu_blocks="{self.blocks}"}} 1\n'
         )
 

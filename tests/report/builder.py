@@ -154,7 +154,7 @@ def _paths() -> PathsDetails:
         PathTaken(path="cached", num_requests=64, took_s=1.1, cached_share=0.93, differing=[changed_reply], num_differing=7),
         PathTaken(path="constrained", num_requests=512, took_s=21.0, beside=63.5, differing=[broken], num_differing=1),
     ]
-    return PathsDetails(limit_nat=0.5, taken=taken, left_out={"aborted": f"a proxy keeps connections {IMAGE}"})
+    return PathsDetails(limit_nat=0.5, power=0.995, taken=taken, left_out={"aborted": f"a proxy keeps connections {IMAGE}"})
 
 
 def compared_report() -> Report:

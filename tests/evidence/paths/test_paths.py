@@ -1,7 +1,9 @@
 """The paths of answers through a server with a cache in blocks, healthy and with one fault each."""
 
 import json
+import random
 import shutil
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from tests.builders.paths import SETTINGS, measured, parsed
 from tests.fakes.block_cache import BlockCache, Fault
+from vllm_qualify.evidence.paths.changes import nll_changes_nat
+from vllm_qualify.evidence.paths.replies import Place, Reply
 from vllm_qualify.recipe.metrics import PATHS, RECOVERED, path_metric
 
 
@@ -72,6 +76,55 @@ def test_without_a_cache_nothing_is_said_of_it(tmp_path: Path) -> None:
     assert "0% of the prompts came from its prefix cache" in (rows["path_cached"].invalid_because or "")
     left_out = SETTINGS.model_copy(update={"leave_out": {"cached": "the cache is off"}})
     assert "path_cached" not in parsed(tmp_path / "paths", left_out)
+
+
+def test_what_is_brought_back_from_elsewhere_was_pushed_out_too(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "paths", BlockCache("offload", blocks=256))
+    assert (rows["path_evicted"].value, rows["path_evicted"].invalid_because) == (1, None)
+    lines = (tmp_path / "paths/evicted/replies.jsonl").read_text().splitlines()
+    told = [json.loads(line)["reply"]["usage"]["prompt_tokens_details"]["cached_tokens"] for line in lines]
+    assert min(told) > 0
+
+
+def test_a_server_with_one_answer_to_everything_shows_nothing(tmp_path: Path) -> None:
+    rows = measured(tmp_path / "paths", BlockCache("one answer"))
+    for path in PATHS:
+        assert "only 0% would be seen in place of the right ones" in (rows[path_metric(path)].invalid_because or "")
+
+
+def test_clients_hang_up_before_the_first_token_and_after_it(healthy: Path) -> None:
+    hung_up = [json.loads(line) for line in (healthy / "aborted/hung-up.jsonl").read_text().splitlines()]
+    assert len(hung_up) == 24
+    assert sum(each["reply_began"] and not each["reply_ended"] for each in hung_up) >= 12
+
+
+def test_the_second_cold_pass_has_other_batches(healthy: Path) -> None:
+    began = [
+        [json.loads(line)["began_s"] for line in (healthy / name / "replies.jsonl").read_text().splitlines()]
+        for name in ("cold", "cold-again")
+    ]
+    assert began[0][0] < began[0][-1]
+    assert began[1][0] > began[1][-1]
+
+
+def test_fillers_do_not_count_as_prompts_that_were_pushed_out(evidence: Path) -> None:
+    """The counters of `evicted` begin after what pushed the prompts out."""
+    before, after = ((evidence / f"evicted/metrics-{when}.txt").read_text() for when in ("before", "after"))
+    queries = [int(page.partition("prefix_cache_queries_total ")[2].split()[0]) for page in (before, after)]
+    lines = (evidence / "evicted/replies.jsonl").read_text().splitlines()
+    assert queries[1] - queries[0] == sum(json.loads(line)["reply"]["usage"]["prompt_tokens"] for line in lines)
+
+
+def test_the_change_of_the_first_token_is_near_zero_on_a_server_with_noise() -> None:
+    """What is likeliest by chance is less likely the next time: one direction alone would be above 0.1."""
+    drawn = random.Random(5)
+
+    def reply() -> Reply:
+        likely = {token: drawn.gauss(-2, 0.5) for token in range(8)}
+        return Reply((Place(max(likely, key=likely.__getitem__), likely),), 0.0, 1.0, 1, None)
+
+    changes = nll_changes_nat([reply() for _ in range(4000)], [reply() for _ in range(4000)])
+    assert abs(statistics.fmean(changes)) < 0.03
 
 
 def test_a_cache_too_large_to_be_filled_is_not_called_evicted(tmp_path: Path) -> None:

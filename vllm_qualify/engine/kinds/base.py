@@ -15,7 +15,7 @@ from vllm_qualify.recipe.serving import EngineName, ServerArguments
 HITS_ALLOWED = 0.01
 
 _Gauge = Literal["running", "waiting", "kv_cache_usage"]
-_OfCache = Literal["preemptions", "prefix_queries", "prefix_hits", "reused_blocks", "missed_blocks"]
+_OfCache = Literal["preemptions", "prefix_queries", "prefix_hits", "external_hits", "reused_blocks", "missed_blocks"]
 _OfTokens = Literal["prompt_tokens", "generation_tokens"]
 _OfDrafts = Literal["drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_position"]
 CounterName = Literal[_Gauge, _OfCache, _OfTokens, _OfDrafts, "succeeded"]

@@ -143,6 +143,8 @@ KIND = EngineKind(
         "preemptions": (PREEMPTIONS,),
         "prefix_queries": (PREFIX_QUERIES, "vllm:gpu_prefix_cache_queries"),
         "prefix_hits": (PREFIX_HITS, "vllm:gpu_prefix_cache_hits"),
+        # What a connector brought back, like native offload.
+        "external_hits": ("vllm:external_prefix_cache_hits",),
         "prompt_tokens": ("vllm:prompt_tokens",),
         "generation_tokens": ("vllm:generation_tokens",),
         "drafts": ("vllm:spec_decode_num_drafts",),

@@ -5,7 +5,7 @@ import json
 import httpx
 from pydantic import JsonValue
 
-from vllm_qualify.answers import PLAIN, ask_within, bounded
+from vllm_qualify.answers import ask_within, open_client
 from vllm_qualify.limits import call_within
 from vllm_qualify.recipe.values import CountOrZero, Frozen
 
@@ -64,10 +64,9 @@ def _ask_whole(url: str, request: Request, limit_s: float) -> tuple[httpx.Respon
 
 def _ask_first_piece(url: str, request: Request, limit_s: float) -> tuple[httpx.Response, bytes]:
     def stream() -> tuple[httpx.Response, bytes]:
-        headers, hooks = JSON_BODY | {"Accept-Encoding": PLAIN}, {"response": [bounded(limit_s, MOST_BYTES)]}
         with (
-            httpx.Client(timeout=limit_s, event_hooks=hooks) as client,
-            client.stream(request.method, url + request.path, content=request.content, headers=headers) as answer,
+            open_client(limit_s, MOST_BYTES) as client,
+            client.stream(request.method, url + request.path, content=request.content, headers=JSON_BODY) as answer,
         ):
             return answer, next(answer.iter_raw(), b"")
 

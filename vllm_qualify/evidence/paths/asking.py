@@ -14,7 +14,7 @@ from threading import Event
 import httpx
 from pydantic import JsonValue
 
-from vllm_qualify.answers import PLAIN, ask_within, bounded
+from vllm_qualify.answers import ask_within, open_client
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.contract.measure import read_count
@@ -23,8 +23,8 @@ from vllm_qualify.limits import call_within
 from vllm_qualify.recipe.values import CountOrZero, Flag, Frozen, NotNegative
 
 MOST_BYTES = 2**20
-# How long a client waits before it hangs up, in s: in the queue, in the prefill, in the decode.
-HANGS_UP_AFTER_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+# How long a client waits before it hangs up, in s: for the first token, or from that on.
+HANGS_UP_AFTER_S = (0.0, 0.02, 0.05, 0.1)
 POLL_S = 0.05
 
 
@@ -38,10 +38,13 @@ class Filler(Frozen):
 
 
 class HangUp(Frozen):
-    """A client that hung up: after how long, and whether the reply had ended before."""
+    """A client that hung up: after how long, whether the reply had begun by then, and whether it had ended before."""
 
     after_s: NotNegative
-    reply_ended: Flag
+    """from the request on, or for one that waits for it from the first token on"""
+    waits_for_token: Flag
+    reply_began: Flag = False
+    reply_ended: Flag = False
     problem: str = ""
 
 
@@ -56,8 +59,19 @@ class Asking:
         self.server, self.at_once, self.limit_s, self.reply_tok = server, at_once, limit_s, reply_tok
         self._counters = KINDS[server.kind].counters
 
-    def ask_prompts(self, prompts: Sequence[Prompt], salts: Sequence[str], path: Path, began: float | None = None) -> None:
-        """Ask each prompt with its salt, and write a line for each. Raises ReleaseError if the server has ended."""
+    def ask_prompts(
+        self,
+        prompts: Sequence[Prompt],
+        salts: Sequence[str],
+        path: Path,
+        began: float | None = None,
+        *,
+        in_other_batches: bool = False,
+    ) -> None:
+        """Ask each prompt with its salt, and write a line for each. Raises ReleaseError if the server has ended.
+
+        `in_other_batches`, the last prompts are asked first, and half as many at once.
+        """
         since = time.monotonic() if began is None else began
 
         def ask(prompt: Prompt, salt: str) -> Asked:
@@ -70,9 +84,10 @@ class Asking:
             times = {"began_s": started - since, "ended_s": time.monotonic() - since}
             return Asked(number=prompt.number, digest=prompt.digest, salt=salt, reply=reply, problem=problem, **times)
 
-        with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
-            for asked in pool.map(ask, prompts, salts):
-                file.write(f"{asked.model_dump_json()}\n")
+        step, at_once = (-1, (self.at_once + 1) // 2) if in_other_batches else (1, self.at_once)
+        with ThreadPoolExecutor(at_once) as pool:
+            replies = [*pool.map(ask, prompts[::step], salts[::step])]
+        path.write_text("".join(f"{asked.model_dump_json()}\n" for asked in replies[::step]), encoding="utf-8")
         self.server.check_alive()
 
     def ask_filler(self, tokens: Sequence[int], salt: str, most_tok: int, since: float) -> Filler:
@@ -125,39 +140,43 @@ class Asking:
         self.server.check_alive()
 
     def hang_up(self, tokens: Sequence[int], salts: Iterator[str], times: int, most_tok: int, path: Path, seed: int) -> None:
-        """Ask for streams, and leave each before its end."""
+        """Ask for streams, and leave each before its end: by turns in the queue or the prefill, and in the decode."""
         drawn = random.Random(seed)
-        waits = [drawn.choice(HANGS_UP_AFTER_S) for _ in range(times)]
+        planned = [HangUp(after_s=drawn.choice(HANGS_UP_AFTER_S), waits_for_token=number % 2 == 1) for number in range(times)]
         with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
             bodies = [self.filler_body(tokens, next(salts), most_tok) | {"stream": True} for _ in range(times)]
-            for hung_up in pool.map(self._leave, bodies, waits):
+            for hung_up in pool.map(self._leave, bodies, planned):
                 file.write(f"{hung_up.model_dump_json()}\n")
         self.server.check_alive()
 
-    def _leave(self, body: dict[str, JsonValue], after_s: float) -> HangUp:
-        def stream() -> bool:
-            until = time.monotonic() + after_s
-            # A read that takes longer than the wait ends it, too: then the stream is left without a byte.
-            limits = httpx.Timeout(self.limit_s, read=max(0.001, after_s))
-            headers, hooks = {"Accept-Encoding": PLAIN}, {"response": [bounded(self.limit_s, MOST_BYTES)]}
+    def _leave(self, body: dict[str, JsonValue], planned: HangUp) -> HangUp:
+        seen = planned
+        # A read that takes longer than the wait ends it, too: then the stream is left without a byte.
+        read_s = self.limit_s if planned.waits_for_token else max(0.001, planned.after_s)
+
+        def stream() -> None:
+            nonlocal seen
             with (
-                httpx.Client(timeout=limits, event_hooks=hooks) as client,
-                client.stream("POST", f"{self.server.url}{COMPLETIONS}", json=body, headers=headers) as answer,
+                open_client(self.limit_s, MOST_BYTES, timeout=httpx.Timeout(self.limit_s, read=read_s)) as client,
+                client.stream("POST", f"{self.server.url}{COMPLETIONS}", json=body) as answer,
             ):
                 answer.raise_for_status()
-                for line in answer.iter_lines():
+                until = time.monotonic() + planned.after_s
+                for line in filter(None, answer.iter_lines()):
+                    if not seen.reply_began:
+                        seen, until = seen.model_copy(update={"reply_began": True}), time.monotonic() + planned.after_s
                     if line == "data: [DONE]":
-                        return True
-                    if time.monotonic() > until:
-                        return False
-            return True
+                        seen = seen.model_copy(update={"reply_ended": True})
+                    if seen.reply_ended or time.monotonic() > until or not planned.waits_for_token:
+                        return
 
         try:
-            return HangUp(after_s=after_s, reply_ended=call_within(self.limit_s, stream))
-        except httpx.ReadTimeout:
-            return HangUp(after_s=after_s, reply_ended=False)
+            call_within(self.limit_s, stream)
+        except httpx.ReadTimeout as error:
+            return seen.model_copy(update={"problem": f"no token came: {error}"}) if planned.waits_for_token else seen
         except (httpx.HTTPError, TimeoutError) as error:
-            return HangUp(after_s=after_s, reply_ended=False, problem=f"{type(error).__name__}: {error}"[:500])
+            return seen.model_copy(update={"problem": f"{type(error).__name__}: {error}"[:500]})
+        return seen
 
     def cache_share(self) -> float | None:
         """Which share of the KV cache is in use; None if the server does not say it."""
@@ -169,11 +188,11 @@ class Asking:
         At least `limit_s` if that does not happen.
         """
         began = clock()
-        while (waited_s := clock() - began) < limit_s:
+        while True:
             page = self.server.metrics_page()
+            waited_s = clock() - began
             busy = [read_count(page, self._counters[name]) for name in ("running", "waiting")]
             used = read_count(page, self._counters["kv_cache_usage"])
-            if busy == [0, 0] and used is not None and used <= cache_share:
-                break
+            if (busy == [0, 0] and used is not None and used <= cache_share) or waited_s >= limit_s:
+                return waited_s
             time.sleep(POLL_S)
-        return waited_s

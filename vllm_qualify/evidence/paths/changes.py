@@ -5,12 +5,15 @@ from collections.abc import Sequence
 
 from vllm_qualify.evidence.paths.replies import Place, Reply
 
-# A reply that is less far from a cold one than this has not changed, in nat: other kernels for another batch differ by a tenth.
-LEAST_NAT = 0.5
+# A reply that is less far from a cold one than this has not changed, in nat. Of 128 prompts on an H200, asked in five kinds of
+# batches, the farthest of a healthy server with peaked random weights was 1.0 (docs/measured.md).
+LEAST_NAT = 1.0
 # A likelihood that differs by more is another answer, however noisy the server is: 20 times as likely.
 MOST_NAT = 3.0
 # The median of the noise between two cold replies, times this, is noise too. A fault can have changed many cold replies.
 TIMES_NOISE = 8.0
+# Each prompt's reply is held against those to so many others.
+SHIFTS = 3
 
 
 def distance_nat(one: Reply, other: Reply) -> float:
@@ -43,7 +46,24 @@ def find_changed(replies: Sequence[Reply], colds: Sequence[Sequence[Reply]], lim
     return [at for at, reply in enumerate(replies) if all(distance_nat(reply, cold[at]) > limit for cold in colds)]
 
 
+def power(colds: Sequence[Reply], limit: float) -> float:
+    """The share of other prompts' replies, in place of the right ones, that are farther than the limit.
+
+    A model that says the same to every prompt, or finds all words equally likely, shows no change at all.
+    """
+    others = [(colds[at], colds[at - shift]) for shift in range(1, min(SHIFTS, len(colds) - 1) + 1) for at in range(len(colds))]
+    return sum(distance_nat(other, cold) > limit for cold, other in others) / len(others) if others else 0.0
+
+
 def nll_changes_nat(replies: Sequence[Reply], cold: Sequence[Reply]) -> list[float]:
-    """By how much each reply finds the first token of the cold one less likely than the cold one does."""
-    pairs = ((reply.places[0], before.places[0]) for reply, before in zip(replies, cold, strict=True))
-    return [before.likely[before.token] - at.likely.get(before.token, min(at.likely.values())) for at, before in pairs]
+    """How much less likely the cold one's first token became, less how much more likely the reply's own did, halved.
+
+    One half alone is above zero on every server with noise: the likeliest token of one draw is less likely in another.
+    """
+    pairs = [(reply.places[0], before.places[0]) for reply, before in zip(replies, cold, strict=True)]
+    return [(_loss_nat(before, at) - _loss_nat(at, before)) / 2 for at, before in pairs]
+
+
+def _loss_nat(best: Place, elsewhere: Place) -> float:
+    """How much less likely a place's token is elsewhere."""
+    return best.likely[best.token] - elsewhere.likely.get(best.token, min(elsewhere.likely.values()))

@@ -55,6 +55,8 @@ class PathsDetails(Frozen):
 
     limit_nat: NotNegative | None = None
     """how far a reply may be from a cold one, by the noise between two cold ones"""
+    power: Share | None = None
+    """the share of other prompts' replies that would be seen in place of the right ones"""
     taken: list[PathTaken]
     left_out: dict[str, str]
 
@@ -75,7 +77,8 @@ def read_details(folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> 
                 taken.append(_read_path(path, see_path(path, folder, asker, at_once, kind), asker, colds))
         except (*UNUSABLE, MissingError):
             continue
-    return PathsDetails(limit_nat=colds.limit_nat if colds else None, taken=taken, left_out=left_out)
+    known = {"limit_nat": colds.limit_nat, "power": colds.power} if colds else {}
+    return PathsDetails(**known, taken=taken, left_out=left_out)
 
 
 def _read_path(path: str, seen: Seen, asker: Asker, colds: Colds) -> PathTaken:

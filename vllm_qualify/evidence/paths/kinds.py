@@ -27,13 +27,14 @@ LEAST_HITS, MOST_HITS = 0.5, 0.1
 MORE_THAN_CACHE = 1.2
 # The tokens of the replies to other prompts beside which prompts are asked.
 FILLER_REPLY_TOK = 48
-# The share of the clients that must have left before the end of their replies.
-LEAST_LEFT = 0.5
+# The share of the clients that must have left before the end of their replies, and that must have left replies that had begun.
+LEAST_LEFT, LEAST_BEGUN = 0.5, 0.25
 # How long a server may need until it is idle again after that, and how long this is waited for.
 RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 60.0
 # What of the KV cache may still be in use after the clients have left, beside what was in use before.
 CACHE_SHARE = 0.01
 COLD, COLD_AGAIN = "cold", "cold-again"
+PAGES = ("metrics-before.txt", "metrics-after.txt")
 REPLIES = "replies.jsonl"
 RECOVERED, BESIDE, FILLERS, HUNG_UP = "recovered.json", "beside.jsonl", "fillers.jsonl", "hung-up.jsonl"
 
@@ -83,11 +84,20 @@ class Seen:
     counted: Counted
 
     def hit_share(self) -> float | None:
-        """Which share of the prompts' tokens came from the cache: by the replies if they say it, else by the counters."""
+        """Which share of the prompts' tokens came from the cache, or was brought back to it from elsewhere.
+
+        By the replies if they say it, else by the counters. None if neither says it.
+        """
         told = [reply.cached_tok for reply in self.replies]
         known = [tok for tok in told if tok is not None]
         if len(known) == len(told):
             return sum(known) / sum(reply.prompt_tok for reply in self.replies)
+        local = self.local_hit_share()
+        brought, queries = (self.counted.gained(self.kind.total(name)) for name in ("external_hits", "prefix_queries"))
+        return None if local is None else local + brought / queries
+
+    def local_hit_share(self) -> float | None:
+        """The share that was still in the cache, by the counters; replies also count what is brought back from elsewhere."""
         hits, queries = (self.counted.gained(self.kind.total(name)) for name in ("prefix_hits", "prefix_queries"))
         return hits / queries if queries > 0 else None
 
@@ -112,8 +122,14 @@ class BusyPath(ABC):
 
 
 class Cold(BusyPath):
+    """The second pass has other batches than the first: else both have the same noise, and hide it."""
+
+    def take(self, scene: Scene, folder: Path) -> None:
+        salts = salts_of(scene.salt, self.name, scene.prompts)
+        scene.asking.ask_prompts(scene.prompts, salts, folder / REPLIES, in_other_batches=self.name == COLD_AGAIN)
+
     def doubts(self, seen: Seen) -> Iterator[str]:
-        yield from _too_many_hits(seen)
+        yield from _too_many_hits(seen.hit_share())
 
 
 class Cached(BusyPath):
@@ -156,12 +172,18 @@ class Evicted(BusyPath):
         most_tok = scene.settings.most_filler_tok
         total_tok = most_tok if scene.cache_tok is None else min(int(MORE_THAN_CACHE * scene.cache_tok), most_tok)
         scene.asking.fill_cache(scene.filler, scene.other_salts(self.name), total_tok, folder / FILLERS)
+        # What pushed the prompts out is not counted.
+        (folder / PAGES[0]).write_text(scene.asking.server.metrics_page())
         super().take(scene, folder)
 
     def doubts(self, seen: Seen) -> Iterator[str]:
         yield from _filler_problems(_read_fillers(seen.folder / FILLERS))
-        # What an offloaded cache brings back is in other counters.
-        yield from _too_many_hits(seen, "raise most_filler_tok, give the server a smaller cache, or leave this path out")
+        # What is brought back from elsewhere was pushed out, too.
+        share = seen.local_hit_share()
+        share = seen.hit_share() if share is None else share
+        if share is None:
+            yield "the server does not say how much of the prompts was still in its cache"
+        yield from _too_many_hits(share, "raise most_filler_tok, give the server a smaller cache, or leave this path out")
 
 
 class Aborted(BusyPath):
@@ -181,6 +203,9 @@ class Aborted(BusyPath):
         if len(hung_up) != seen.settings.num_aborts or left < LEAST_LEFT * len(hung_up):
             asked = seen.settings.num_aborts
             yield f"{left} of {len(hung_up)} clients hung up before their replies ended, of {asked} that should"
+        begun = sum(each.reply_began and not each.reply_ended for each in hung_up)
+        if begun < LEAST_BEGUN * len(hung_up):
+            yield f"{begun} of {len(hung_up)} clients left a reply that had begun, and {LEAST_BEGUN:.0%} must"
 
     def fault(self, seen: Seen) -> str:
         waited_s = read_recovered(seen.folder).waited_s
@@ -239,8 +264,7 @@ def count_company(folder: Path, requests: Sequence[UnderWay]) -> float | None:
     )
 
 
-def _too_many_hits(seen: Seen, remedy: str = "") -> Iterator[str]:
-    share = seen.hit_share()
+def _too_many_hits(share: float | None, remedy: str = "") -> Iterator[str]:
     if share is not None and share > MOST_HITS:
         said = f"{share:.0%} of the prompts came from the prefix cache, and at most {MOST_HITS:.0%} may"
         yield f"{said}: {remedy}" if remedy else said

@@ -22,7 +22,7 @@ from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.paths.asking import Asking
 from vllm_qualify.evidence.paths.changes import find_changed, limit_nat
 from vllm_qualify.evidence.paths.constrained import MOST_TOK, Form, forms_of, requests_of
-from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, REPLIES, Scene, salts_of
+from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, PAGES, REPLIES, Scene, salts_of
 from vllm_qualify.evidence.paths.replies import Content, Prompt, Reply, read_replies
 from vllm_qualify.recipe.contract import Capability
 from vllm_qualify.recipe.metrics import CONSTRAINED
@@ -30,7 +30,6 @@ from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.values import Frozen, Text
 
 STAGE = "paths"
-PAGES = ("metrics-before.txt", "metrics-after.txt")
 # Two more cold passes for the prompts that some path seems to have changed.
 DOUBTED = ("doubted-1", "doubted-2")
 # The prompts whose tokens make up the other prompts, and tell how long prompts are.

@@ -10,10 +10,10 @@ from scipy import special
 from vllm_qualify.engine.kinds.base import EngineKind
 from vllm_qualify.evidence.contract.replies import MissingError
 from vllm_qualify.evidence.measurement import UNUSABLE, Interval, Measurement, around, in_words, invalid, share_interval, valid
-from vllm_qualify.evidence.paths.changes import MOST_NAT, distance_nat, find_changed, limit_nat, nll_changes_nat
+from vllm_qualify.evidence.paths.changes import MOST_NAT, distance_nat, find_changed, limit_nat, nll_changes_nat, power
 from vllm_qualify.evidence.paths.constrained import EXCHANGES, Judged, judge_replies
-from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, REPLIES, Seen, read_counted, read_recovered
-from vllm_qualify.evidence.paths.measure import DOUBTED, PAGES, STAGE, Asker
+from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, PAGES, REPLIES, Seen, read_counted, read_recovered
+from vllm_qualify.evidence.paths.measure import DOUBTED, STAGE, Asker
 from vllm_qualify.evidence.paths.replies import Reply
 from vllm_qualify.evidence.sequential import Levels, Sides, sides_of
 from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, RECOVERED, SCHEMA_VALID, TOOL_CALL_VALID, path_metric
@@ -22,6 +22,8 @@ from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, RECOV
 NAMED = 5
 # The share of the replies with a form that must not have been cut.
 LEAST_WHOLE = 0.5
+# The share of replies to other prompts that must be seen in place of the right ones.
+LEAST_POWER = 0.9
 
 
 class Colds:
@@ -30,6 +32,7 @@ class Colds:
     def __init__(self, folder: Path, asker: Asker) -> None:
         self.first, self.second = asker.read_colds(folder)
         self.limit_nat = limit_nat(self.first, self.second)
+        self.power = power(self.first, self.limit_nat)
         places = asker.find_doubted(folder)
         doubted = [asker.prompts[at] for at in places]
         passes = [asker.read(folder, name, doubted) for name in DOUBTED] if doubted else []
@@ -60,6 +63,10 @@ def _parse_answers(folder: Path, asker: Asker, at_once: int, kind: EngineKind, l
     except UNUSABLE as error:
         for path in paths:
             yield from _invalid_rows(path, asker, f"no usable cold answers: {in_words(error)}")
+        return
+    if colds.power < LEAST_POWER:
+        for path in paths:
+            yield from _invalid_rows(path, asker, _say_power(colds))
         return
     for path in paths:
         try:
@@ -97,6 +104,11 @@ def _parse_path(
             path_metric(path, FIRST_TOKEN), statistics.fmean(changes), source, interval=_mean_interval(changes, sides), **shared
         ),
     ]
+
+
+def _say_power(colds: Colds) -> str:
+    seen = f"of other prompts' replies only {colds.power:.0%} would be seen in place of the right ones"
+    return f"{seen}, where {colds.limit_nat:.1f} nat are noise, and {LEAST_POWER:.0%} must: raise reply_tok"
 
 
 def find_changed_on(path: str, replies: Sequence[Reply], colds: Colds) -> tuple[Sequence[Reply], list[int]]:

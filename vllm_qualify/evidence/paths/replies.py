@@ -13,7 +13,7 @@ from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, NotNegative
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 # How many tokens each place of a reply names with their likelihoods.
-ALTERNATIVES = 5
+ALTERNATIVES = 10
 BETWEEN = "\n\n"
 ONE_TOKEN = Field(pattern=r"^token_id:[0-9]{1,9}$")
 
