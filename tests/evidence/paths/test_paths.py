@@ -86,6 +86,18 @@ def test_what_is_brought_back_from_elsewhere_was_pushed_out_too(tmp_path: Path) 
     assert min(told) > 0
 
 
+def test_answers_that_changed_fail_a_path_that_is_not_proven_too(tmp_path: Path) -> None:
+    """What is no longer in the cache and is found there all the same has the counters of what was not pushed out."""
+    measured(tmp_path / "paths", BlockCache("stale block", noise_nat=0.05))
+    after = tmp_path / "paths/evicted/metrics-after.txt"
+    gained = after.read_text().replace("prefix_cache_hits_total ", "prefix_cache_hits_total 9")
+    after.write_text(gained)
+    row = parsed(tmp_path / "paths")["path_evicted"]
+    assert (row.value, row.invalid_because) == (0, None)
+    assert "answers changed" in row.finding
+    assert "at most 10% may" in row.finding
+
+
 def test_a_server_with_one_answer_to_everything_shows_nothing(tmp_path: Path) -> None:
     rows = measured(tmp_path / "paths", BlockCache("one answer"))
     for path in PATHS:

@@ -30,7 +30,7 @@ FILLER_REPLY_TOK = 48
 # The share of the clients that must have left before the end of their replies, and that must have left replies that had begun.
 LEAST_LEFT, LEAST_BEGUN = 0.5, 0.25
 # How long a server may need until it is idle again after that, and how long this is waited for.
-RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 60.0
+RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 30.0
 # What of the KV cache may still be in use after the clients have left, beside what was in use before.
 CACHE_SHARE = 0.01
 COLD, COLD_AGAIN = "cold", "cold-again"

@@ -80,17 +80,19 @@ def _parse_path(
 ) -> list[Measurement]:
     names = (COLD, COLD_AGAIN) if path == COLD else (path,)
     seen = {name: see_path(name, folder, asker, at_once, kind) for name in names}
-    if doubts := [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]:
+    doubts = [doubt for name in names for doubt in BUSY_PATHS[name].doubts(seen[name])]
+    replies, changed = find_changed_on(path, seen[path].replies, colds)
+    # An answer that changed is a fault, whichever path it took.
+    if doubts and not changed:
         return _invalid_rows(path, asker, "; ".join(doubts))
     fault = BUSY_PATHS[path].fault(seen[path])
-    replies, changed = find_changed_on(path, seen[path].replies, colds)
     count, source = len(replies), _source(path)
     changes = nll_changes_nat(replies, colds.first)
     traced = [f"{source}:{at + 1}" for at in changed]
     name = path_metric(path)
     shared = {"sample_count": count, "traced_to": traced or [source]}
     sides = sides_of("lower", levels.false_pass, levels.false_fail)
-    finding = "; ".join(filter(None, [fault, _describe(changed, replies, colds)]))
+    finding = "; ".join(filter(None, [fault, _describe(changed, replies, colds), *doubts]))
     return [
         valid(name, float(not finding), source, finding=finding, **shared),
         valid(
@@ -131,13 +133,13 @@ def _parse_constrained(folder: Path, asker: Asker, at_once: int, kind: EngineKin
     except (*UNUSABLE, MissingError) as error:
         return _invalid_rows(path, asker, f"no usable replies: {in_words(error)}")
     whole = [reply for reply in judged if not reply.is_cut]
+    broken = [reply for reply in whole if reply.problem]
     if len(whole) < LEAST_WHOLE * len(judged):
         doubts.append(f"{len(judged) - len(whole)} of {len(judged)} replies were cut at {asker.form_tok} tokens")
-    if doubts:
+    if doubts and not broken:
         return _invalid_rows(path, asker, "; ".join(doubts))
     source, sides = _source(path), sides_of("higher", levels.false_pass, levels.false_fail)
-    broken = [reply for reply in whole if reply.problem]
-    finding = _describe_broken(broken, len(whole))
+    finding = "; ".join(filter(None, [_describe_broken(broken, len(whole)), *doubts]))
     traced = [f"{source}:{reply.line}" for reply in broken] or [source]
     rows = [valid(path_metric(path), float(not broken), source, finding=finding, sample_count=len(whole), traced_to=traced)]
     for metric, is_schema in _shares_of(asker):
