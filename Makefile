@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates bench-scale chaos demo test pytest test-quick test-pythons setup uv orchestrator engine packages lock lint sbom
+.PHONY: bench bench-gates bench-paths bench-scale chaos demo test pytest test-quick test-pythons setup uv orchestrator engine packages lock lint sbom
 
 # Both environments are built side by side, and so is what else needs only one of them.
 MAKEFLAGS += --jobs=3
@@ -21,6 +21,10 @@ demo: setup
 # How often the gates are wrong, and how often other projects' gates are: three quarters of an hour on two cores.
 bench-gates: setup
 	.venv/bin/python -m infra.bench.gates
+
+# How surely the paths show a fault of a busy server, and how often they refuse a healthy one: three quarters of an hour on two cores.
+bench-paths: setup
+	.venv/bin/python -m infra.bench.paths
 
 # How long publishing, approving and finding take with 10,000 reports, over 100, in a directory and in radosgw: half an hour.
 bench-scale: setup

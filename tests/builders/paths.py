@@ -29,14 +29,22 @@ def measured(
     folder: Path, cache: BlockCache, settings: Paths = SETTINGS, promised: Sequence[Capability] = ()
 ) -> dict[str, Measurement]:
     """The measurements of a server with this cache, by their names; their files are in the folder."""
+    return measured_of(folder, cache, asker(settings, promised), AT_ONCE)
+
+
+def measured_of(folder: Path, cache: BlockCache, asker: Asker, at_once: int) -> dict[str, Measurement]:
     process = RunningProcess(state_file=folder / "none", log=folder / "none.log", guard_pid=1)
     folder.mkdir(exist_ok=True)
     with serving(cache) as url:
         client = Client(program="", python="", url=url, model=MODEL)
         server = Server(url=url, served_model_name=MODEL, process=process, command=[], startup_s=1.0, client=client)
-        measure_paths(server, asker(settings, promised), AT_ONCE, folder, lambda _: None)
-    return parsed(folder, settings, promised)
+        measure_paths(server, asker, at_once, folder, lambda _: None)
+    return _by_name(parse_paths(folder, asker, at_once, KINDS[VLLM], Levels()))
 
 
 def parsed(folder: Path, settings: Paths = SETTINGS, promised: Sequence[Capability] = ()) -> dict[str, Measurement]:
-    return {row.metric: row for row in parse_paths(folder, asker(settings, promised), AT_ONCE, KINDS[VLLM], Levels())}
+    return _by_name(parse_paths(folder, asker(settings, promised), AT_ONCE, KINDS[VLLM], Levels()))
+
+
+def _by_name(rows: Sequence[Measurement]) -> dict[str, Measurement]:
+    return {row.metric: row for row in rows}

@@ -3,12 +3,11 @@
 import hashlib
 import itertools
 import json
-import math
 import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -19,6 +18,7 @@ Fault = Literal[
     "corrupt block",
     "stale block",
     "leaking aborts",
+    "shared salts",
     "no cache",
     "offload",
     "one answer",
@@ -27,21 +27,38 @@ Fault = Literal[
     "endless thoughts",
 ]
 BLOCK_TOK, MODEL = 16, "m"
-SPOILED = 1 / 40
-SHARES = (0.9, 0.05, 0.03, 0.015, 0.005)
+# By how much a place's second token is less likely than its first, and each further one less than that before, in nat.
+GAP_NAT, STEP_NAT, NUM_TOKENS = 2.8, 0.5, 10
+
+
+Noise = Callable[[random.Random], float]
+
+
+def gaussian(spread_nat: float) -> Noise:
+    return lambda drawn: drawn.gauss(0, spread_nat)
 
 
 class BlockCache:
-    """Of `blocks` blocks, the longest unused ones go first. `noise_nat` is the spread of each likelihood.
+    """Of `blocks` blocks, the longest unused ones go first. `noise` draws what is added to each likelihood.
 
-    `swapped`: with 8 or more requests under way one reply of 8 is that to another prompt. `corrupt block`: one block of 40 is
-    wrong when it comes from the cache. `stale block`: of what was pushed out, one block of 40 is taken for what is there now.
-    `offload`: what was pushed out is brought back. `one answer`: all prompts have the same. `cut JSON`: of replies to a schema
-    every 50th ends too early. `lost call`: one streamed call of 50 is not in its stream.
+    A fault concerns one in `one_in`. `swapped`: with 8 or more requests under way, a reply is that to another prompt. `corrupt
+    block`: a block is wrong when it comes from the cache. `stale block`: a block that was pushed out is taken for what is there
+    now. `shared salts`: what was cached with one salt is taken for prompts with another one.
+    `offload`: what was pushed out is brought back. `one answer`: all prompts have the same. `cut JSON`: a reply to
+    a schema ends too early. `lost call`: a streamed call is not in its stream.
     """
 
-    def __init__(self, fault: Fault = "none", *, blocks: int = 512, noise_nat: float = 0.0, seed: int = 1) -> None:
-        self.fault, self.blocks, self.noise_nat = fault, blocks, noise_nat
+    def __init__(
+        self,
+        fault: Fault = "none",
+        *,
+        blocks: int = 512,
+        one_in: int = 40,
+        noise: Noise = lambda _: 0.0,
+        gaps_nat: Sequence[float] = (GAP_NAT,),
+        seed: int = 1,
+    ) -> None:
+        self.fault, self.blocks, self.one_in, self.noise, self.gaps_nat = fault, blocks, one_in, noise, gaps_nat
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.cached: OrderedDict[str, bool] = OrderedDict()
         self.pushed_out: set[str] = set()
@@ -75,28 +92,29 @@ class BlockCache:
         if "response_format" in body:
             text = json.dumps(example_of(body["response_format"]["json_schema"]["schema"]))
             with self.lock:
-                is_cut = self.fault == "cut JSON" and next(self.forms) % 50 == 0
+                is_cut = self.fault == "cut JSON" and next(self.forms) % self.one_in == 0
             return text[:-2] if is_cut else text, []
         choice = body["tool_choice"]
         wanted = body["tools"][0]["function"]["name"] if choice == "required" else choice["function"]["name"]
         function = next(tool["function"] for tool in body["tools"] if tool["function"]["name"] == wanted)
         with self.lock:
-            is_lost = self.fault == "lost call" and body.get("stream") and next(self.forms) % 50 == 0
+            is_lost = self.fault == "lost call" and body.get("stream") and next(self.forms) % self.one_in == 0
         arguments = json.dumps(example_of(function["parameters"]))
         call = {"id": "c1", "type": "function", "function": {"name": wanted, "arguments": arguments}}
         return "", [] if is_lost else [call]
 
     def _swaps(self) -> bool:
-        return self.fault == "swapped" and self.running >= 8 and self.random.random() < 1 / 8 and bool(self.before)
+        return self.fault == "swapped" and self.running >= 8 and self._is_hit() and bool(self.before)
 
     def _read_cache(self, prompt: list[int], salt: str) -> tuple[int, bool]:
         """How many tokens come from the cache, and whether one of these is wrong. All blocks are in the cache then."""
         self.queries += len(prompt)
         if self.fault == "no cache":
             return 0, False
+        named = "" if self.fault == "shared salts" else salt
         hits, brought_back, is_wrong, still = 0, 0, False, True
         for end in range(BLOCK_TOK, len(prompt), BLOCK_TOK):
-            block = hashlib.sha256(json.dumps([salt, prompt[:end]]).encode()).hexdigest()
+            block = hashlib.sha256(json.dumps([named, prompt[:end]]).encode()).hexdigest()
             is_back = self.fault == "offload" and block in self.pushed_out
             still = still and (block in self.cached or is_back)
             if still and block not in self.cached:
@@ -105,8 +123,8 @@ class BlockCache:
                 hits += BLOCK_TOK
                 is_wrong |= self.cached[block]
             elif self.fault == "stale block" and block in self.pushed_out:
-                is_wrong |= self.random.random() < SPOILED
-            self.cached.setdefault(block, self.fault == "corrupt block" and self.random.random() < SPOILED)
+                is_wrong |= self._is_hit()
+            self.cached.setdefault(block, self.fault == "corrupt block" and self._is_hit())
             self.cached.move_to_end(block)
             if len(self.cached) > self.blocks:
                 self.pushed_out.add(self.cached.popitem(last=False)[0])
@@ -114,13 +132,18 @@ class BlockCache:
         self.brought_back += brought_back
         return hits + brought_back, is_wrong
 
+    def _is_hit(self) -> bool:
+        return self.random.random() * self.one_in < 1
+
     def _likely(self, prompt: list[int], count: int) -> Iterator[tuple[int, dict[str, float]]]:
         seed = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
         for at in range(count):
             draw = random.Random(f"{seed}-{at}")
-            tokens = draw.sample(range(1000), len(SHARES))
-            noisy = [min(0.0, math.log(share) + self.random.gauss(0, self.noise_nat)) for share in SHARES]
-            best = max(range(len(SHARES)), key=noisy.__getitem__)
+            tokens = draw.sample(range(1000), NUM_TOKENS)
+            second = -0.1 - draw.choice(self.gaps_nat)
+            true = [-0.1, *(second - STEP_NAT * place for place in range(NUM_TOKENS - 1))]
+            noisy = [min(0.0, value + self.noise(self.random)) for value in true]
+            best = max(range(NUM_TOKENS), key=noisy.__getitem__)
             yield tokens[best], {f"token_id:{token}": value for token, value in zip(tokens, noisy, strict=True)}
             if best:
                 seed += "-another"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.builders.paths import SETTINGS, measured, parsed
-from tests.fakes.block_cache import BlockCache, Fault
+from tests.fakes.block_cache import BlockCache, Fault, gaussian
 from vllm_qualify.evidence.paths.changes import nll_changes_nat
 from vllm_qualify.evidence.paths.replies import Place, Reply
 from vllm_qualify.recipe.metrics import PATHS, RECOVERED, path_metric
@@ -27,7 +27,7 @@ def _recovers_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of a healthy server's paths. Do not change them."""
     folder = tmp_path_factory.mktemp("paths") / "healthy"
-    measured(folder, BlockCache(noise_nat=0.05))
+    measured(folder, BlockCache(noise=gaussian(0.05)))
     return folder
 
 
@@ -56,7 +56,7 @@ FAULTS: dict[Fault, str] = {"swapped": "concurrent", "corrupt block": "cached", 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_on_its_path(tmp_path: Path, fault: Fault) -> None:
-    rows = measured(tmp_path / "paths", BlockCache(fault, noise_nat=0.05))
+    rows = measured(tmp_path / "paths", BlockCache(fault, one_in=8 if fault == "swapped" else 40, noise=gaussian(0.05)))
     row = rows[path_metric(FAULTS[fault])]
     assert (row.value, row.invalid_because) == (0, None)
     assert "of 48 answers changed" in row.finding
@@ -88,7 +88,7 @@ def test_what_is_brought_back_from_elsewhere_was_pushed_out_too(tmp_path: Path) 
 
 def test_answers_that_changed_fail_a_path_that_is_not_proven_too(tmp_path: Path) -> None:
     """What is no longer in the cache and is found there all the same has the counters of what was not pushed out."""
-    measured(tmp_path / "paths", BlockCache("stale block", noise_nat=0.05))
+    measured(tmp_path / "paths", BlockCache("stale block", noise=gaussian(0.05)))
     after = tmp_path / "paths/evicted/metrics-after.txt"
     gained = after.read_text().replace("prefix_cache_hits_total ", "prefix_cache_hits_total 9")
     after.write_text(gained)
@@ -224,5 +224,5 @@ def test_a_path_is_not_proven_by_fillers_that_failed_or_never_ran(evidence: Path
 
 def test_a_server_with_much_noise_is_not_refused(tmp_path: Path) -> None:
     """Cold answers differ as much. What can be seen is less, and the finding of a change would say so."""
-    rows = measured(tmp_path / "paths", BlockCache(noise_nat=0.5))
+    rows = measured(tmp_path / "paths", BlockCache(noise=gaussian(0.5)))
     assert {path: rows[path_metric(path)].value for path in ("cached", "concurrent")} == {"cached": 1.0, "concurrent": 1.0}

@@ -34,8 +34,9 @@ STAGE = "paths"
 DOUBTED = ("doubted-1", "doubted-2")
 # The prompts whose tokens make up the other prompts, and tell how long prompts are.
 FILLED_FROM = 16
-# Of a prompt this many blocks of the KV cache should be whole, and at most so many questions are put into one.
-LEAST_BLOCKS, USUAL_BLOCK_TOK, MOST_QUESTIONS = 3, 16, 64
+# Of a prompt this many blocks of the KV cache should be whole, and so many tokens: 64 prompts of 192 have 768 blocks of 16, and
+# show one corrupt block of 200 with 98 %. At most so many questions are put into one.
+LEAST_BLOCKS, USUAL_BLOCK_TOK, LEAST_PROMPT_TOK, MOST_QUESTIONS = 3, 16, 192, 64
 
 
 class How(Frozen):
@@ -125,7 +126,8 @@ def decide_how(server: Server, contents: Sequence[Content], limit_s: float) -> H
     """Ask enough questions in each prompt that it fills some blocks of the cache. Raises as `_tokenize_all`."""
     replies = _tokenize_all(server, contents[:FILLED_FROM], limit_s)
     typical_tok = max(1.0, statistics.median(len(reply.tokens) for reply in replies))
-    wanted_tok = min(LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK), replies[0].max_model_len / 2)
+    whole_tok = LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK)
+    wanted_tok = min(max(whole_tok, LEAST_PROMPT_TOK), replies[0].max_model_len / 2)
     per_prompt = min(MOST_QUESTIONS, max(1, math.ceil(wanted_tok / typical_tok)))
     form_tok = max(1, min(MOST_TOK, replies[0].max_model_len // 2))
     return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt, form_tok=form_tok)
