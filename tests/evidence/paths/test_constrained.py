@@ -174,7 +174,19 @@ def test_a_reply_of_another_form_is_broken(evidence: Path, content: str) -> None
 
 @pytest.mark.parametrize(
     ("content", "value"),
-    [("", 1), ('{"colour":  \n \n', 1), ('{"colour": "r', 1), ('{"colour": r', 0), ("So I", 0), ("{} {", 0)],
+    [
+        *(
+            (text, 1)
+            for text in ("", '{"colour":  \n \n', '{"colour": "r', '{"size": 1', '{"size": 1.', '{"size": -', '{"new": tr')
+        ),
+        *((text, 1) for text in ('{"colour": "\\u00', '{"colour": "\\', '{"answer": null', "[", '{"colour"', '{"size": 1e-')),
+        *(
+            (text, 0)
+            for text in ('{"colour": r', "So I", "{} {", '{"colour": "red" "size"', '{"colour": "red": 2', "[1 2", "}")
+        ),
+        *((text, 0) for text in ('{"colour": "red",}', '{"new": tru1', '{"colour": "\\q')),
+        pytest.param("[" * 100_000, 0, id="an endless list"),
+    ],
 )
 def test_a_reply_that_was_cut_tells_nothing_if_it_began_well(evidence: Path, content: str, value: float) -> None:
     def change(line: Any) -> None:
