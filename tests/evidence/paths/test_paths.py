@@ -56,7 +56,7 @@ FAULTS: dict[Fault, str] = {"swapped": "concurrent", "corrupt block": "cached", 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_on_its_path(tmp_path: Path, fault: Fault) -> None:
-    rows = measured(tmp_path / "paths", BlockCache(fault, one_in=8 if fault == "swapped" else 40, noise=gaussian(0.05)))
+    rows = measured(tmp_path / "paths", BlockCache(fault, one_in=4, noise=gaussian(0.05)))
     row = rows[path_metric(FAULTS[fault])]
     assert (row.value, row.invalid_because) == (0, None)
     assert "of 48 answers changed" in row.finding
@@ -88,7 +88,7 @@ def test_what_is_brought_back_from_elsewhere_was_pushed_out_too(tmp_path: Path) 
 
 def test_answers_that_changed_fail_a_path_that_is_not_proven_too(tmp_path: Path) -> None:
     """What is no longer in the cache and is found there all the same has the counters of what was not pushed out."""
-    measured(tmp_path / "paths", BlockCache("stale block", noise=gaussian(0.05)))
+    measured(tmp_path / "paths", BlockCache("stale block", one_in=4, noise=gaussian(0.05)))
     after = tmp_path / "paths/evicted/metrics-after.txt"
     gained = after.read_text().replace("prefix_cache_hits_total ", "prefix_cache_hits_total 9")
     after.write_text(gained)
@@ -185,7 +185,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "cached tokens below zero": _reply(lambda reply: reply["usage"]["prompt_tokens_details"].update(cached_tokens=-1)),
     "no usage": _reply(lambda reply: reply.pop("usage")),
     "no choice": _reply(lambda reply: reply.update(choices=[])),
-    "a shorter reply": _logprobs(lambda of: [of[name].pop() for name in of]),
+    "a reply of no token": _logprobs(lambda of: [of[name].clear() for name in of]),
     "lists of two lengths": _logprobs(lambda of: of["tokens"].pop()),
     "a token that is no id": _logprobs(lambda of: of["tokens"].__setitem__(0, "token_id:x")),
     "NaN": _logprobs(lambda of: of["token_logprobs"].__setitem__(0, float("nan"))),
@@ -207,6 +207,25 @@ def test_hostile_files_of_a_path_make_it_alone_invalid(evidence: Path, what: str
     assert rows["path_cached"].invalid_because
     assert rows["path_cached_changed_share"].invalid_because
     assert [rows[path_metric(path)].value for path in PATHS if path != "cached"] == [1.0] * 4
+
+
+@pytest.mark.parametrize(("folder", "path"), [("cold-again", "cold"), ("cached", "cached"), ("concurrent", "concurrent")])
+def test_a_reply_of_another_length_has_changed(evidence: Path, folder: str, path: str) -> None:
+    """The end of a reply is ignored, so that each has as many tokens as were asked for: this one is two that were mixed up."""
+
+    def lengthen(line: Any) -> None:
+        for of in line["reply"]["choices"][0]["logprobs"].values():
+            of.append(of[-1])
+
+    _change_line(evidence / folder / "replies.jsonl", lengthen)
+    for number in (1, 2):
+        shutil.copytree(evidence / "cold", evidence / f"doubted-{number}", dirs_exist_ok=True)
+        lines = (evidence / "cold/replies.jsonl").read_text().splitlines()[3]
+        again = lines.replace("salt-cold-", f"salt-doubted-{number}-")
+        (evidence / f"doubted-{number}/replies.jsonl").write_text(f"{again}\n")
+    rows = parsed(evidence)
+    assert {each for each in PATHS if rows[path_metric(each)].value == 0} == {path}
+    assert "by 100.0 nat" in rows[path_metric(path)].finding
 
 
 def test_without_cold_answers_nothing_is_judged(evidence: Path) -> None:

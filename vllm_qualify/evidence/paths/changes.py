@@ -12,6 +12,8 @@ LEAST_NAT = 1.0
 MOST_NAT = 3.0
 # The median of the noise between two cold replies, times this, is noise too. A fault can have changed many cold replies.
 TIMES_NOISE = 8.0
+# A reply of more or fewer tokens than were asked for is another's, or two that are mixed up: as far as no likelihood goes.
+OTHER_LENGTH_NAT = 100.0
 # Each prompt's reply is held against those to so many others.
 SHIFTS = 3
 
@@ -23,6 +25,8 @@ def distance_nat(one: Reply, other: Reply) -> float:
     at most as likely as the least likely one that it names, so that the distance may be larger. Two tokens that are about
     equally likely are therefore near to each other.
     """
+    if not (one.is_whole and other.is_whole):
+        return OTHER_LENGTH_NAT
     farthest = 0.0
     for ours, theirs in zip(one.places, other.places, strict=True):
         if ours.token != theirs.token:

@@ -106,6 +106,8 @@ class Reply(NamedTuple):
     prompt_tok: int
     cached_tok: int | None
     text: str = ""
+    is_whole: bool = True
+    """whether it has as many tokens as were asked for"""
 
 
 class _Read(BaseModel):
@@ -192,7 +194,7 @@ class _Document(_Read):
 def read_replies(path: Path, prompts: Sequence[Prompt], salts: Sequence[str], model: str, reply_tok: int) -> list[Reply]:
     """The replies to exactly these prompts, in their order, each asked with its salt.
 
-    Raises one of UNUSABLE if a prompt has none, or one that is not as long as was asked or not of the model.
+    Raises one of UNUSABLE if a prompt has none, or one that is not of the model.
     """
     lines = [Asked.model_validate_json(line) for line in path.read_bytes().split(b"\n") if line]
     wanted = [(prompt.number, prompt.digest, salt) for prompt, salt in zip(prompts, salts, strict=True)]
@@ -210,12 +212,12 @@ def _read_reply(line: Asked, model: str, reply_tok: int) -> Reply:
     if document.model != model:
         raise ValueError(f"the reply to prompt {line.number} is of the model {document.model}, not {model}")
     places = document.choices[0].logprobs.places
-    if len(places) != reply_tok:
-        raise ValueError(f"the reply to prompt {line.number} has {len(places)} tokens, and {reply_tok} were asked for")
+    if not places:
+        raise ValueError(f"the reply to prompt {line.number} has no token")
     usage = document.usage
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     if cached is not None and cached > usage.prompt_tokens:
         raise ValueError(f"prompt {line.number} has {usage.prompt_tokens} tokens, and {cached} are said to come from the cache")
     choice = document.choices[0]
     text = choice.text or choice.message.text
-    return Reply(tuple(places), line.began_s, line.ended_s, usage.prompt_tokens, cached, text)
+    return Reply(tuple(places), line.began_s, line.ended_s, usage.prompt_tokens, cached, text, len(places) == reply_tok)
