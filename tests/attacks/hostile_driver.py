@@ -42,9 +42,10 @@ def plan_in(folder: Path, image: str | None = None) -> ServerPlan:
     )
 
 
-def await_look(folder: Path, log: Path) -> None:
+def await_look(folder: Path, log: Path, *, in_log: bool = False) -> None:
+    """Wait for a file of what it found. A container has no such folder, and only prints it, which comes before the file."""
     deadline = time.monotonic() + LIMIT_S
-    while not list(box_of(folder).glob("looked-*.json")) and not printed(log):
+    while not (printed(log) if in_log else list(box_of(folder).glob("looked-*.json"))):
         if time.monotonic() > deadline:
             sys.exit(f"it never looked: {log.read_text()[-4000:]}")
         time.sleep(0.2)  # another process looks
@@ -57,7 +58,7 @@ def printed(log: Path) -> list[str]:
 def serve(folder: Path, image: str | None = None) -> None:
     (folder / "run").mkdir()
     with launch(plan_in(folder, image), folder / "run") as starting:
-        await_look(folder, starting.process.log)
+        await_look(folder, starting.process.log, in_log=image is not None)
     if image:
         box_of(folder).mkdir()
         for number, message in enumerate(printed(folder / "run" / "server.log")):
