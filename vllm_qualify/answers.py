@@ -32,7 +32,7 @@ def ask_within(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYT
 
 
 def open_client(limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Client:
-    """A client all of whose answers are bounded, as `bounded` does it. `named` goes to httpx."""
+    """A client. `bounded` limits the time and the size of each of its answers. `named` goes to httpx."""
     hooks = {"response": [bounded(limit_s, most_bytes)]}
     options: dict[str, Any] = {
         "timeout": limit_s,

@@ -65,7 +65,7 @@ GAPS_NAT = (0.125, 0.25, 0.5, 0.625, 0.94, 1.25, 1.75, 2.6, 4.1)
 
 
 class Planted(NamedTuple):
-    """A fault, how rare it is, and the paths of which one must refuse it."""
+    """A fault, and how rare it is. One of `paths` must refuse it."""
 
     fault: Fault
     one_in: int

@@ -27,7 +27,7 @@ def asked(folder: Path, cache: BlockCache, promised: Sequence[Capability] = BOTH
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of a server all of whose replies have their form. Do not change them."""
+    """The files of a healthy server: each reply has its form. Do not change them."""
     folder = tmp_path_factory.mktemp("constrained") / "healthy"
     asked(folder, BlockCache())
     return folder

@@ -145,11 +145,11 @@ class Asking:
         planned = [HangUp(after_s=drawn.choice(HANGS_UP_AFTER_S), waits_for_token=number % 2 == 1) for number in range(times)]
         with ThreadPoolExecutor(self.at_once) as pool, path.open("w", encoding="utf-8") as file:
             bodies = [self.filler_body(tokens, next(salts), most_tok) | {"stream": True} for _ in range(times)]
-            for hung_up in pool.map(self._leave, bodies, planned):
+            for hung_up in pool.map(self._hang_up_once, bodies, planned):
                 file.write(f"{hung_up.model_dump_json()}\n")
         self.server.check_alive()
 
-    def _leave(self, body: dict[str, JsonValue], planned: HangUp) -> HangUp:
+    def _hang_up_once(self, body: dict[str, JsonValue], planned: HangUp) -> HangUp:
         seen = planned
         # A read that takes longer than the wait ends it, too: then the stream is left without a byte.
         read_s = self.limit_s if planned.waits_for_token else max(0.001, planned.after_s)

@@ -39,7 +39,7 @@ ESCAPE_LETTERS = len(r"\u0000")
 Schema = Mapping[str, JsonValue]
 
 
-def _object(**properties: JsonValue) -> dict[str, JsonValue]:
+def _object_schema(**properties: JsonValue) -> dict[str, JsonValue]:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -48,15 +48,20 @@ _SIZE: dict[str, JsonValue] = {"enum": [1, 2, 3, 4]}
 # No text is free, since it could be endless, and no keyword is here that xgrammar drops (seen in vLLM 0.32: anyOf beside
 # properties, not, if).
 SCHEMAS: Sequence[Schema] = (
-    _object(colour=_COLOUR, size=_SIZE),
-    _object(
-        parts={"type": "array", "minItems": 1, "maxItems": 3, "items": _object(colour=_COLOUR, is_new={"type": "boolean"})}
+    _object_schema(colour=_COLOUR, size=_SIZE),
+    _object_schema(
+        parts={
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 3,
+            "items": _object_schema(colour=_COLOUR, is_new={"type": "boolean"}),
+        }
     ),
-    _object(answer={"anyOf": [_object(size=_SIZE), {"type": "null"}]}, unit={"const": "m"}),
+    _object_schema(answer={"anyOf": [_object_schema(size=_SIZE), {"type": "null"}]}, unit={"const": "m"}),
 )
 TOOLS: Mapping[str, Schema] = {
-    "get_weather": _object(city={"enum": ["Paris", "Rome", "Oslo"]}),
-    "get_time": _object(city={"enum": ["Paris", "Rome", "Oslo"]}, format={"enum": ["12", "24"]}),
+    "get_weather": _object_schema(city={"enum": ["Paris", "Rome", "Oslo"]}),
+    "get_time": _object_schema(city={"enum": ["Paris", "Rome", "Oslo"]}, format={"enum": ["12", "24"]}),
 }
 
 
@@ -77,7 +82,7 @@ class Form(NamedTuple):
             asked: dict[str, JsonValue] = {"name": "form", "strict": True, "schema": dict(self.schema)}
             return stream | {"response_format": {"type": "json_schema", "json_schema": asked}}
         named: JsonValue = {"type": "function", "function": {"name": self.tools[0]}} if len(self.tools) == 1 else "required"
-        return stream | {"tools": [_tool(name, arguments) for name, arguments in TOOLS.items()], "tool_choice": named}
+        return stream | {"tools": [_tool_body(name, arguments) for name, arguments in TOOLS.items()], "tool_choice": named}
 
     def check(self, spoken: Spoken) -> None:
         """Raises BrokenError if the reply is another one."""
@@ -95,7 +100,7 @@ class Form(NamedTuple):
             need(_is_beginning(text), f"no beginning of JSON: {shorten(text)}")
 
 
-def _tool(name: str, arguments: Schema) -> dict[str, JsonValue]:
+def _tool_body(name: str, arguments: Schema) -> dict[str, JsonValue]:
     function: dict[str, JsonValue] = {"name": name, "description": "Tells it of a city.", "parameters": dict(arguments)}
     return {"type": "function", "function": function | {"strict": True}}
 
