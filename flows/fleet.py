@@ -30,7 +30,8 @@ class WatchReleases(Request):
 
     recipes: list[str] = Field(min_length=1, description="The recipes that are qualified with every new release.")
     allow_code: bool = Field(
-        default=False, description="Whether the recipes may run code, unless they are the catalog's; read them first."
+        default=False,
+        description="Whether the recipes may run code or open their servers, unless they are the catalog's; read them first.",
     )
     gpu_types: list[str] = Field(min_length=1, description="On which GPU types; of those that a recipe has.")
     repository: str = Field(default="vllm/vllm-openai", description="The images' repository, in any registry.")
@@ -43,7 +44,8 @@ class Requalify(Request):
 
     recipes: list[str] = Field(min_length=1, description="The recipes whose approved cells are qualified again.")
     allow_code: bool = Field(
-        default=False, description="Whether the recipes may run code, unless they are the catalog's; read them first."
+        default=False,
+        description="Whether the recipes may run code or open their servers, unless they are the catalog's; read them first.",
     )
     renew_days: int = Field(default=14, ge=0, description="How many days before its end an approval is renewed.")
     reuse: Reuse = Field(

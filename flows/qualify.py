@@ -1,6 +1,7 @@
 """The qualification of a release: on this machine, or on the fleet's hosts."""
 
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import flow
@@ -13,10 +14,11 @@ from tasks.fleet import claim, pin_revision, resolve, run_on_fleet
 from tasks.machine import machine
 from tasks.measure import await_answer, bring_baseline, fit, measure_speculation_in_turn, measure_stage, serve_cells
 from tasks.orchestrator import provide_server
-from tasks.outcome import nothing_to_do, outcome_state, was_qualified
+from tasks.outcome import nothing_to_do, outcome_state
 from tasks.reuse import begin_attempt, published_before, reuse_finished, still_to_do
 from tasks.starts import measure_starts
 from vllm_qualify.drift.question import Question
+from vllm_qualify.errors import HostError
 from vllm_qualify.evidence.stages.table import on_the_server
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import sharing_a_server
@@ -26,14 +28,41 @@ from vllm_qualify.runs.publishing import Published
 from vllm_qualify.runs.request import QualifyHost, QualifyRelease
 
 
+@dataclass
+class Ended:
+    """How a flow of this process ended, by its own word.
+
+    Prefect's server is not asked. Where its answer is lost, the client gets the state without its data. And the result of a
+    state is what a file has that the state names: to read it is to run it.
+    """
+
+    reported: list[Published] = field(default_factory=list)
+    error: BaseException | None = None
+    is_over: bool = False
+
+
+_ended: ContextVar[Ended] = ContextVar("ended")
+
+
 @flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
 def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
+    ended = _ended.get(Ended())
+    try:
+        state = qualify_anywhere(request, ended)
+    except BaseException as error:
+        ended.error = error
+        raise
+    ended.is_over = True
+    return state
+
+
+def qualify_anywhere(request: QualifyRelease, ended: Ended) -> State[list[Published]]:
+    """Qualify here, or on the fleet. What was qualified here is noted in `ended`."""
     check_signing_key()
     if not request.gpu_types:
-        reported = [with_decision(published, request) for published in qualify_here(request)]
-        _reported.get([]).extend(reported)
-        return outcome_state(reported)
+        ended.reported = [with_decision(published, request) for published in qualify_here(request)]
+        return outcome_state(ended.reported)
     check_code(request.recipe, request.allow_code)
     if not claim(request.store, request.release_key):
         return nothing_to_do("another flow run handles this release")
@@ -41,24 +70,22 @@ def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     return run_on_fleet({gpu_type: on_host(pinned, gpu_type) for gpu_type in request.gpu_types}, request.queue, request.store)
 
 
-# The reports of the run that `run_qualification` started. Its final state may lack them: where an answer of Prefect's server is
-# lost, the client asks again, and gets the state as the server has it, without its data.
-_reported: ContextVar[list[Published]] = ContextVar("reported")
-
-
 def run_qualification(request: QualifyRelease) -> list[Published]:
-    """The reports of `qualify_release`, whatever their verdicts. Raises the error that stopped the flow."""
+    """The reports of `qualify_release`, whatever their verdicts. Raises the error that stopped the flow, or HostError."""
     provide_server()
-    reported: list[Published] = []
-    before = _reported.set(reported)
+    ended = Ended()
+    before = _ended.set(ended)
     try:
         # Prefect's types do not allow for a flow that returns its own final state.
         state: Any = qualify_release(request, return_state=True)
     finally:
-        _reported.reset(before)
-    if not was_qualified(state):
-        state.result()
-    return reported
+        _ended.reset(before)
+    if ended.error:
+        raise ended.error
+    if not ended.is_over:
+        problem = f"Prefect did not run the flow to its end: {state.name}: {state.message}"
+        raise HostError(problem, "see the log of Prefect's server, and run it again", "prefect")
+    return ended.reported
 
 
 def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:

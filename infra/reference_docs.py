@@ -41,6 +41,7 @@ from vllm_qualify.recipe.metrics import (
     NCCL_INFINIBAND,
     PATH_METRICS,
     PROMPTS_PER_REQUEST,
+    REORDERED,
     SMOKE_METRICS,
     STAGES,
     Metric,
@@ -127,6 +128,9 @@ ASKED_FOR = {
     "smoke_golden": "the variant has a `smoke_golden`",
     NCCL_INFINIBAND: "the GPU type has `network: infiniband`",
     **dict.fromkeys(PATH_METRICS, "the profile has `paths`, and `leave_out` does not name it"),
+    path_metric(
+        REORDERED
+    ): "also, the model promises `json_schema`, the GPU type has `warm_starts`, and no option names a `backend`",
     path_metric(CONSTRAINED): "the profile has `paths`, and `capabilities` has `json_schema` or `tools`",
     **{
         check.name: f"`capabilities` has `{check.capability}`"

@@ -30,6 +30,7 @@ from vllm_qualify.evidence.stages.table import TABLE, taken_over
 from vllm_qualify.evidence.stages.world import AskingLimits, World
 from vllm_qualify.judge import estimate, stopping
 from vllm_qualify.judge.compare.enough import repetitions
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_fitted
 from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.plan.parts import check_unchanged
@@ -72,7 +73,7 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
             see_the_same(folder, stage_folder(run.evidence, "serve"))
         yield served
     if first.plan.warm_starts:
-        measure_warm_starts(first)
+        measure_warm_starts(first, [run.plan for run in runs])
     check_unchanged(first.plan.server, first.plan.cell.release.revision, "serve")
     held_s = time.monotonic() - started
     for run in runs:
@@ -91,9 +92,9 @@ def fit(run: Run, store: str, reuse: Reuse, question: Question) -> Run:
 
 
 @step("warm starts", "warm starts of {run.plan.cell.id}", once=True, limit_s=MEASURING_LIMIT_S, place="serve")
-def measure_warm_starts(run: Run) -> None:
-    """Start the server once for each warm start, and send it no load. Raises QualifyError."""
-    warm_starts(run.plan, stage_folder(run.evidence, "serve"), teller())
+def measure_warm_starts(run: Run, plans: list[CellPlan]) -> None:
+    """Start the server of these cells once for each warm start, and send it no load. Raises QualifyError."""
+    warm_starts(plans, stage_folder(run.evidence, "serve"), teller())
 
 
 @step("reuse", "reuse the fit of {run.plan.cell.id}", limit_s=FILES_LIMIT_S)

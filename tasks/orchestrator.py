@@ -1,7 +1,12 @@
-"""Prefect's server: the one that is named, or one of our own, which ends with this process."""
+"""Prefect's server: the one that is named, or one of our own, which ends with this process.
+
+Whoever may connect to this machine's ports could read and change a flow on our own server: other users, and a model's code. So
+the server has a password that only this process knows, and a database of its own, without anybody's blocks.
+"""
 
 import atexit
 import os
+import secrets
 import shutil
 import socket
 import sqlite3
@@ -15,15 +20,20 @@ from tempfile import mkdtemp
 import httpx
 import prefect
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, get_current_settings, temporary_settings
-from sqlalchemy.engine import make_url
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_UI_URL,
+    Settings,
+    get_current_settings,
+    temporary_settings,
+)
 
 from vllm_qualify.engine.process import RunningProcess, running_guarded, tail
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.limits import call_within
 
 STAGE = "prefect"
-LOCK_LIMIT_S = 10.0
 # On a busy host it takes long to make its database.
 START_LIMIT_S = 180.0
 END_LIMIT_S = 5.0
@@ -44,9 +54,11 @@ def provide_server() -> None:
     if url := get_current_settings().api.url:
         _check_answer(url)
         return
-    own = _until_exit.enter_context(_run_server())
+    password = f"vllm-qualify:{secrets.token_urlsafe(32)}"
+    own = _until_exit.enter_context(_run_server(password))
     # It has no page to link to.
-    _until_exit.enter_context(temporary_settings({PREFECT_API_URL: own, PREFECT_UI_URL: ""}))
+    settings = {PREFECT_API_URL: own, PREFECT_API_AUTH_STRING: password, PREFECT_UI_URL: ""}
+    _until_exit.enter_context(temporary_settings(settings))
     _own_urls.append(own)
 
 
@@ -69,16 +81,26 @@ def _check_answer(url: str) -> None:
 
 
 @contextmanager
-def _run_server() -> Iterator[str]:
+def _run_server(password: str) -> Iterator[str]:
     """A server that runs within the block; its URL."""
     settings = get_current_settings()
-    _check_database()
     with writing(STAGE):
         settings.home.mkdir(parents=True, exist_ok=True)
         # No TemporaryDirectory: at this process's end Python would remove it before the server has ended.
         folder = Path(mkdtemp(prefix="server-", dir=settings.home))
     _until_exit.callback(shutil.rmtree, folder, ignore_errors=True)
-    environment = os.environ | settings.to_environment_variables(exclude_unset=True) | EPHEMERAL
+    database, empty = folder / "prefect.db", _empty_database(settings)
+    own = {
+        "PREFECT_SERVER_API_AUTH_STRING": password,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{database}",
+    }
+    inherited = os.environ | settings.to_environment_variables(exclude_unset=True)
+    # What else is set of another database is not for this one.
+    of_others = [name for name in inherited if name.startswith("PREFECT_") and "_DATABASE_" in name]
+    environment = {name: value for name, value in inherited.items() if name not in of_others} | EPHEMERAL | own
+    with writing(STAGE):
+        if empty.is_file():
+            shutil.copyfile(empty, database)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -87,21 +109,23 @@ def _run_server() -> Iterator[str]:
     command, url = [sys.executable, "-m", "uvicorn", *app, *place], f"http://127.0.0.1:{port}/api"
     with running_guarded(command, environment, folder / "server.log", END_LIMIT_S) as process:
         _await_health(f"{url}/health", process)
+        if not empty.is_file():
+            _keep_empty(database, empty)
         yield url
 
 
-def _check_database() -> None:
-    """Raises HostError if the server's database is a file that another process holds, or that is damaged."""
-    named = get_current_settings().server.database.connection_url
-    file = make_url(named.get_secret_value()) if named else None
-    if file is None or file.get_backend_name() != "sqlite" or not file.database or not Path(file.database).is_file():
-        return
-    try:
-        with closing(sqlite3.connect(file.database, timeout=LOCK_LIMIT_S)) as database:
-            database.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error as error:
-        remedy = f"end the process that holds it (`fuser {file.database}`); if it is damaged, delete it: it holds no evidence"
-        raise HostError(f"Prefect's database {file.database}: {error}", remedy, STAGE) from error
+def _empty_database(settings: Settings) -> Path:
+    """Where a database without any content is kept: to make one takes longer than all other work of a start."""
+    return settings.home / f"empty-{prefect.__version__}.db"
+
+
+def _keep_empty(database: Path, empty: Path) -> None:
+    """Keep what the server has made before any flow. Raises HostError."""
+    part = database.with_name("empty.part")
+    with writing(STAGE):
+        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(part)) as target:
+            source.backup(target)
+        part.replace(empty)
 
 
 def _await_health(url: str, process: RunningProcess) -> None:

@@ -29,7 +29,9 @@ HIGHER_IS_BETTER = {
     "path_concurrent",
     "path_evicted",
     "path_aborted",
+    "path_awake",
     "path_constrained",
+    "path_reordered",
     "schema_valid_share",
     "tool_call_valid_share",
     "nccl_infiniband",
@@ -82,6 +84,6 @@ LOWER_IS_BETTER = {
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",
     "soak_failed_share",
-    *(f"path_{path}_changed_share" for path in ("cold", "cached", "concurrent", "evicted", "aborted")),
-    *(f"path_{path}_first_token_nll_change_nat" for path in ("cold", "cached", "concurrent", "evicted", "aborted")),
+    *(f"path_{path}_changed_share" for path in ("cold", "cached", "concurrent", "evicted", "aborted", "awake")),
+    *(f"path_{path}_first_token_nll_change_nat" for path in ("cold", "cached", "concurrent", "evicted", "aborted", "awake")),
 }

@@ -114,6 +114,11 @@ def write_database(file: Path) -> None:
     shutil.copy(kept, file)
 
 
+def keep_empty_database(prefect_home: Path) -> None:
+    """As the first server of a command leaves it: the next one need not make it, which takes seconds."""
+    write_database(prefect_home / f"empty-{metadata.version('prefect')}.db")
+
+
 def _make(kept: Path) -> None:
     command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
     with TemporaryDirectory(dir=CACHE) as home:

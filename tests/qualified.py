@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.prefect_server import write_database
+from tests.prefect_server import keep_empty_database
 from tests.s3 import BUCKET, Settings
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.evidence.measurement import Measurement
@@ -66,7 +66,7 @@ def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With what the first command leaves on a host: the engine's answers and Prefect's database."""
     share_answers(home, tmp_path_factory)
     (home / "prefect").mkdir()
-    write_database(home / "prefect" / "prefect.db")
+    keep_empty_database(home / "prefect")
     return home
 
 

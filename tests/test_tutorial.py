@@ -104,7 +104,8 @@ def publish_adas_run(home: Path) -> None:
             profile="balanced",
         )
         parts = [Part(option=MODEL, name=server.model, revision=release.revision), *server.parts]
-        return changed(report, "plan", cell=cell, server=changed(server, gpus=[0], parts=parts))
+        machine = changed(report.plan.fingerprint, gpu_type=cell.gpu_type)
+        return changed(report, "plan", cell=cell, fingerprint=machine, server=changed(server, gpus=[0], parts=parts))
 
     (home / "store").mkdir()
     publish_report(open_store(default_store_url()), home / "runs", RUN, as_of_the_recipe)

@@ -12,23 +12,39 @@ from vllm_qualify.limits import call_within
 
 # A page of metrics has some hundred kilobytes, a long reply some megabytes with its likelihoods.
 MOST_BYTES = 64 * 2**20
+# A server may lead from /metrics to /metrics/. No more is needed.
+MOST_REDIRECTS = 2
 PLAIN = "identity"
 
 
-def ask_within(method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Response:
+def ask_within(
+    method: str, url: str, limit_s: float, most_bytes: int = MOST_BYTES, *, most_redirects: int = MOST_REDIRECTS, **named: Any
+) -> httpx.Response:
     """The answer to one request, whole within `limit_s`. `named` goes to httpx.
 
     Raises httpx.HTTPError if there is none in time, it has more than `most_bytes`, or it is compressed without being asked to.
+    Also if the answer leads to another server: this machine may reach addresses that the one who answers may not.
     """
 
     def ask() -> httpx.Response:
-        with open_client(limit_s, most_bytes, follow_redirects=True) as client:
-            return client.request(method, url, **named)
+        with open_client(limit_s, most_bytes) as client:
+            answer = client.request(method, url, **named)
+            for _ in range(most_redirects):
+                if answer.next_request is None:
+                    break
+                if _read_origin(answer.next_request.url) != _read_origin(answer.url):
+                    raise httpx.RemoteProtocolError("the answer leads to another server, which is not asked")
+                answer = client.send(answer.next_request)
+            return answer
 
     try:
         return call_within(limit_s, ask)
     except TimeoutError as error:
         raise httpx.ReadTimeout(str(error)) from error
+
+
+def _read_origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def open_client(limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> httpx.Client:

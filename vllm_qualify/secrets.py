@@ -18,6 +18,7 @@ SHORTEST_SECRET = 6
 LONG_SECRET = 8
 _IN_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s:@]*:([^/\s@]+)@")
 _LETTER = rb"[A-Za-z0-9]"
+_BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 
 
 def known_secrets() -> list[str]:
@@ -75,12 +76,39 @@ def _find_secrets() -> Iterator[str]:
 
 
 def _redact_bytes(content: bytes) -> bytes:
+    for secret in known_secrets():
+        for form in _encoded_within(secret.encode(errors="surrogateescape")):
+            content = _redact_runs_with(form, content)
     for form in sorted({form for secret in known_secrets() for form in _written_forms(secret)}, key=len, reverse=True):
         if len(form) >= LONG_SECRET:
             content = content.replace(form, MARK)
         else:
             content = re.sub(rb"(?<!%b)%b(?!%b)" % (_LETTER, re.escape(form), _LETTER), MARK, content)
     return content
+
+
+def _encoded_within(secret: bytes) -> Iterator[bytes]:
+    """The letters that a secret has in the base64 of a longer text, like `user:token`: they depend on its place there."""
+    for place in range(3):
+        encoded = base64.b64encode(b"\0" * place + secret).rstrip(b"=")
+        # The first and the last letter have bits of what stands beside.
+        whole = encoded[(0, 2, 3)[place] : len(encoded) - bool((place + len(secret)) % 3)]
+        if len(whole) >= LONG_SECRET:
+            yield from {whole, whole.translate(bytes.maketrans(b"+/", b"-_"))}
+
+
+def _redact_runs_with(form: bytes, content: bytes) -> bytes:
+    """The content without each run of base64 that has the form in it."""
+    pieces, at = [], 0
+    while (start := content.find(form, at)) >= 0:
+        end = start + len(form)
+        while start > at and content[start - 1] in _BASE64:
+            start -= 1
+        while end < len(content) and content[end] in _BASE64:
+            end += 1
+        pieces += [content[at:start], MARK]
+        at = end + len(content[end : end + 2]) - len(content[end : end + 2].lstrip(b"="))
+    return b"".join([*pieces, content[at:]]) if pieces else content
 
 
 def _written_forms(secret: str) -> list[bytes]:

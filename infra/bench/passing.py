@@ -86,6 +86,7 @@ def _profile(number: int) -> Document:
     lengths = {"input_len": 16, "output_len": TOKENS, "max_concurrency": CLIENTS, "num_prompts": REQUESTS}
     return {
         "server": {"max-num-seqs": number},
+        "paths": False,
         "load": {**lengths, "num_warmups": 0, "repeats": 2, "most_repeats": 2, "min_duration_s": 0.01},
         "gates": [
             {"metric": "output_throughput_tok_s", "minimum": 10, "unit": "tok/s"},

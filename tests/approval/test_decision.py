@@ -27,7 +27,7 @@ from vllm_qualify.approval.layout import decision_key
 from vllm_qualify.approval.published import PublishedRun
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_DOCUMENT_BYTES, MissingObjectError, Store
 from vllm_qualify.recipe.gates import Verdict
 
 
@@ -81,10 +81,10 @@ def test_of_two_decisions_at_once_the_first_written_counts(tmp_path: Path) -> No
             self.has_tried = self.has_tried or key == decision_key(CELL, RUN)
             super().put_new(key, body, content_type)
 
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> bytes:
             if key == decision_key(CELL, RUN) and not self.has_tried:
                 raise MissingObjectError("not yet", "look again", key)
-            return super().get(key)
+            return super().get(key, most_bytes)
 
     run = publish_report(DirectoryStore(tmp_path / "store"), tmp_path / "runs")
     first = decided(DirectoryStore(tmp_path / "store"), run)

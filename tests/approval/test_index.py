@@ -45,7 +45,7 @@ from vllm_qualify.publish.bundle import Score, Summary, read_manifest
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import LAYOUT_KEY, manifest_key, prepare
 from vllm_qualify.publish.order import Numbered
-from vllm_qualify.publish.store import MissingObjectError, Store, Stored
+from vllm_qualify.publish.store import MOST_DOCUMENT_BYTES, MissingObjectError, Store, Stored
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.report.model import Report, make_report
@@ -430,9 +430,9 @@ class Overtaken(DirectoryStore):
         super().__init__(root)
         self._theirs = theirs
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> bytes:
         try:
-            return super().get(key)
+            return super().get(key, most_bytes)
         except MissingObjectError:
             if key == LAYOUT_KEY:
                 publish_report(open_store(self.url), self._theirs, OLDER)

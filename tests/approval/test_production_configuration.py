@@ -83,7 +83,8 @@ def qualified(name: str, gpu_type: str, variant: str, profile: str) -> Change:
     server = changed(server, gpus=[0], parts=parts)
     served = changed(changed(release, "engine", digest=IMAGE.digest), model=server.model, revision=COMMIT)
     cell = Cell(recipe=name, release=served, variant=variant, gpu_type=gpu_type, profile=profile)
-    return of_plan(cell=cell, server=server)
+    machine = changed(image_report().plan.fingerprint, gpu_type=gpu_type)
+    return of_plan(cell=cell, server=server, fingerprint=machine)
 
 
 def test_every_recipe_for_gpus_is_looked_at() -> None:

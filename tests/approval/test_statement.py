@@ -26,6 +26,7 @@ from tests.report.builder import image_report, passed_report
 from vllm_qualify.approval.layout import decision_key, sha256
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.statement import read_statement, statement
+from vllm_qualify.engine.environment import digest_of
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.plan.cell import Anchor, EarlierTry
 from vllm_qualify.publish.store import Store
@@ -91,13 +92,14 @@ def test_subjects_are_what_is_installed_and_the_hubs_commit(store: Store, run: P
 def test_subjects_are_the_images_digest_and_the_folders(store: Store, tmp_path: Path) -> None:
     under_test = image_report().plan
 
-    release = changed(under_test.cell.release, model="./models/llama", revision=f"sha256:{'ab' * 32}")
+    files = {"config.json": "ab" * 32}
+    release = changed(under_test.cell.release, model="./models/llama", revision=digest_of(files), files=files)
     server = changed(under_test.server, model="/models/llama", revision=None, parts=[])
     cell = changed(passed_report().plan.cell, release=release)
-    engine, model = stated(store, publish_report(store, tmp_path, change=of_plan(cell=cell, server=server)))["subject"]
+    engine, model, *_ = stated(store, publish_report(store, tmp_path, change=of_plan(cell=cell, server=server)))["subject"]
     digest = under_test.cell.release.engine.digest.removeprefix("sha256:")
     assert engine == {"name": "registry.example:5000/vllm/vllm-openai", "digest": {"sha256": digest}}
-    assert (model["name"], model["digest"]) == ("./models/llama", {"sha256": "ab" * 32})
+    assert (model["name"], model["digest"]) == ("./models/llama", {"sha256": digest_of(files).removeprefix("sha256:")})
     assert "its files" in model["annotations"]["digest"]
 
 

@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tests.approval.builder import made_key
+from tests.builders.plans import difference_from
 from tests.chained import ANCHOR, BASELINE, CELL, FEW, LOSS, OWN, SINCE, WIDE, Cell, document, run_id, verdicts, without
 from tests.recipes import Document
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.decision import waivers_used
 from vllm_qualify.approval.errors import TamperedError
+from vllm_qualify.approval.layout import JSON, approval_key
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approver.decisions import Desk
@@ -20,13 +23,15 @@ from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.stores import open_store
-from vllm_qualify.recipe.recipe import Approval, Recipe
+from vllm_qualify.recipe.recipe import Approval, LoadedRecipe, Recipe
 from vllm_qualify.runs.baseline import departures_of_baseline
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.judging import check_judgement, judge_run
 from vllm_qualify.runs.publishing import publish_run
+
+# Of the engine that is not real.
+ENGINE_DIGEST = f"sha256:{'0' * 64}"
 
 
 def cell_of(tmp_path: Path, *gates: Document, **how: int) -> Cell:
@@ -45,7 +50,8 @@ def cell(tmp_path: Path) -> Cell:
 def desk(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> Desk:
     # What else of a plan must be the recipe's is tested with the plan's conformity.
     monkeypatch.setattr("vllm_qualify.approver.decisions.difference", lambda *_: "")
-    return Desk(cell.store, cell.key, {"reference": Recipe.model_validate(cell.recipe)})
+    recipe = LoadedRecipe(recipe=Recipe.model_validate(cell.recipe), folder=cell.folder)
+    return Desk(cell.store, cell.key, {"reference": recipe}, engines=[ENGINE_DIGEST])
 
 
 def published(cell: Cell, plan: CellPlan, lost: int = 0, forged: Callable[[Run], None] = lambda _: None) -> PublishedRun:
@@ -135,6 +141,23 @@ def test_a_run_that_is_held_against_the_cells_own_needs_nobody(cell: Cell, desk:
     assert desk.why_by_hand(published(cell, automatic(cell.plan(3)))) == ""
 
 
+def test_a_run_is_not_held_against_what_only_a_pointer_calls_approved(cell: Cell, desk: Desk, tmp_path: Path) -> None:
+    """Whoever may write a pointer could name a worse baseline. Only a key that the approver knows makes one."""
+    first = cell.baseline(1, 0)
+    run = published(cell, automatic(cell.plan(2)))
+    assert desk.why_by_hand(run) == ""
+    stranger = Desk(cell.store, made_key(tmp_path / "another.pem"), desk.recipes, engines=desk.engines)
+    why = f"is held against run {first.run_id} of {CELL}, whose approval cannot be trusted: signed by key "
+    assert stranger.why_by_hand(run).startswith(why)
+    assert replace(stranger, trusted=[cell.key.public_key]).why_by_hand(run) == ""
+    key = approval_key(CELL, first.run_id)
+    body, tag = cell.store.read(key)
+    envelope = json.loads(body)
+    envelope["signatures"][0]["sig"] = envelope["signatures"][0]["sig"][::-1]
+    cell.store.swap(key, json.dumps(envelope).encode(), JSON, tag)
+    assert f"is held against run {first.run_id} of {CELL}, whose approval cannot be trusted" in desk.why_by_hand(run)
+
+
 def test_a_host_does_not_choose_its_anchor(cell: Cell, desk: Desk) -> None:
     """The worse one is approved, and its answers are its own: only the cell's pointer says that it is not the anchor."""
     best, worse = cell.baseline(1, 0), cell.baseline(2, 4)
@@ -162,7 +185,7 @@ def test_a_host_does_not_choose_its_baseline(cell: Cell, desk: Desk) -> None:
     older = published(cell, automatic(cell.plan(5, run=first.run_id)))
     assert desk.why_by_hand(older) == compared_with(first.run_id, f"run {newest.run_id}")
     elsewhere = cell.plan(6).model_copy(update={"baseline_variant": "regressed"})
-    assert "baseline's variant" in difference(elsewhere, Recipe.model_validate(cell.recipe))
+    assert "baseline's variant" in difference_from(elsewhere, Recipe.model_validate(cell.recipe))
 
 
 def test_a_host_does_not_make_the_baseline_beside_it_slower(cell: Cell) -> None:
@@ -285,5 +308,5 @@ def test_a_manifest_does_not_make_a_candidate_a_baseline_or_an_anchor(cell: Cell
 
 def test_a_plan_without_the_recipes_gate_against_the_anchor_is_not_the_recipes(cell: Cell) -> None:
     cell.baseline(1, 0)
-    message = difference(without(cell.plan(2), ANCHOR), Recipe.model_validate(cell.recipe))
+    message = difference_from(without(cell.plan(2), ANCHOR), Recipe.model_validate(cell.recipe))
     assert "gates" in message.split(":")[0].split(", ")

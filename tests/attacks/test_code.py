@@ -24,7 +24,7 @@ from vllm_qualify.plan import cells
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells, unconfined_code
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.recipe.code import check_allowed, code_of
+from vllm_qualify.recipe.code import check_allowed, code_of, openings_of
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
 from vllm_qualify.releases.known import Sighting
 from vllm_qualify.releases.source import ImageSource
@@ -137,7 +137,6 @@ def test_variables_that_load_code_need_permission(name: str, value: str, layer: 
 def test_variables_that_tune_are_data(tmp_path: Path) -> None:
     tuned = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
         "NCCL_DEBUG": "INFO",
         "CUDA_MODULE_LOADING": "LAZY",
@@ -146,6 +145,57 @@ def test_variables_that_tune_are_data(tmp_path: Path) -> None:
         "PYTHONHASHSEED": "0",
     }
     assert code_of(load_recipe(given(with_environment(tuned, "gpu_type"), tmp_path))) == []
+
+
+OPENINGS: dict[str, Any] = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "enable-elastic-ep": True,
+    "enable-fault-tolerance": True,
+    "profiler-config": {"profiler": "cuda"},
+    "profiler-config.profiler": "torch",
+    "profiler": {"profiler": "cuda"},
+    "no-enable-elastic-ep": False,
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", OPENINGS)
+def test_what_lets_a_server_be_changed_after_the_check_needs_permission(name: str, layer: str, tmp_path: Path) -> None:
+    """Weights could be replaced, adapters added: the approval would be of a server that is no longer there."""
+    document = with_environment({name: OPENINGS[name]} if name.isupper() else {}, layer)
+    if not name.isupper():
+        place: Any = document
+        for key in LAYERS[layer]:
+            place = place[key]
+        place["server"] = {name: OPENINGS[name]}
+    loaded = load_recipe(given(document, tmp_path))
+    assert code_of(loaded) == []
+    with pytest.raises(CallerError, match="the recipe opens its server") as refused:
+        check_allowed(loaded, allow_code=False)
+    assert f".{name.partition('.')[0]}: whoever reaches the server may" in refused.value.problem
+    assert "--allow-code" in refused.value.remedy
+    check_allowed(loaded, allow_code=True)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"enable-elastic-ep": False}, {"no-enable-fault-tolerance": True}, {"profiler-config": {}}]
+)
+def test_a_server_that_is_kept_shut_needs_none(setting: Document, tmp_path: Path) -> None:
+    document = with_environment({"VLLM_SERVER_DEV_MODE": "0", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "false"}, "gpu_type")
+    document["variants"]["bf16"]["server"] = setting
+    assert openings_of(load_recipe(given(document, tmp_path))) == []
+
+
+def test_what_runs_code_and_what_opens_the_server_are_told_apart(tmp_path: Path) -> None:
+    document = with_environment({"VLLM_SERVER_DEV_MODE": "1"}, "gpu_type")
+    document["variants"]["bf16"]["server"] = {"trust-remote-code": True}
+    with pytest.raises(CallerError, match=r"the recipe runs code: .*trust-remote-code.*; it opens its server: .*DEV_MODE"):
+        check_allowed(load_recipe(given(document, tmp_path)), allow_code=False)
+
+
+def test_no_recipe_of_the_catalog_opens_its_server() -> None:
+    assert [name for name in catalog_names() if openings_of(load_recipe(name))] == []
 
 
 def assert_refused(document: Document, message: str, folder: Path) -> None:
@@ -405,7 +455,7 @@ def test_an_import_shows_code_and_writes_nothing(tmp_path: Path) -> None:
             assert message in done.stderr
     done = command("recipe", "import", str(source), *GATE, "--output", str(output), "--allow-code")
     assert done.returncode == 0, done.stderr
-    assert "it runs code: gpu_types.h200.server.trust-remote-code" in done.stderr
+    assert "it needs trust: gpu_types.h200.server.trust-remote-code" in done.stderr
     assert load_recipe(str(output)).recipe.gpu_types["h200"].environment == {"NCCL_NET_PLUGIN": "evil"}
 
 

@@ -1,9 +1,11 @@
 """Who has a GPU host's rights, a login that is not theirs, or a page of their own, and wants to decide."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.layout import JSON, cell_index_key, pointer_key
 from vllm_qualify.approval.pointer import read_pointer, revocation
-from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import Row
 from vllm_qualify.approval.signing import PrivateKey
 from vllm_qualify.approver.decisions import Desk
@@ -27,6 +29,7 @@ from vllm_qualify.approver.service import approve_new
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import StoreError
 from vllm_qualify.plan.cell import BetweenStarts, EarlierTry
+from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.loading import load_recipe
@@ -143,7 +146,7 @@ def assert_for_a_person(desk: Desk, run: PublishedRun, why: str) -> None:
 def test_a_plan_cannot_approve_itself(store: Store, key: PrivateKey, tmp_path: Path) -> None:
     """A host wrote it. Only the approver's own copy of a recipe says what is automatic, and by which gates."""
     publish_report(store, tmp_path / "runs", change=change_of("plan", approval=AUTOMATIC))
-    other = load_recipe("reference").recipe
+    other = load_recipe("reference")
     for recipes in ({}, {"llama-3.1-8b": other}):
         assert approve_new(Desk(store, key, recipes), set()) == {(CELL, RUN)}
         assert not list(store.keys("approvals/"))
@@ -163,6 +166,56 @@ def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(desk:
     assert desk.why_by_hand(honest) == ""
 
 
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no try": lambda manifest: manifest.update(tried=None),
+    "of another release": lambda manifest: manifest["tried"].update(release="0" * 64),
+    "it passed": lambda manifest: manifest["tried"].update(verdict="pass"),
+    "no manifest": lambda manifest: manifest.clear(),
+    "another report": lambda manifest: manifest["objects"].clear(),
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_an_earlier_try_cannot_be_hidden_by_its_own_manifest(desk: Desk, store: Store, tmp_path: Path, how: str) -> None:
+    """A publisher writes each manifest, and no one but the report says how the run ended."""
+    publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
+    forge(store, OLDER, FORGED[how])
+    hiding = publish_report(store, tmp_path / "runs", RUN, counting())
+    assert_for_a_person(desk, hiding, f"is of a cell with runs that are not what they say: {OLDER}")
+
+
+OWN_WORDS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "anchor": lambda manifest: manifest.update(anchor=OLDER),
+    "summary": lambda manifest: manifest["summary"].update(output_tok_s_per_gpu=1e9),
+    "tried": lambda manifest: manifest.update(tried=None),
+}
+
+
+@pytest.mark.parametrize("field", OWN_WORDS)
+def test_a_run_whose_manifest_says_what_its_report_does_not_is_not_read(store: Store, tmp_path: Path, field: str) -> None:
+    publish_report(store, tmp_path / "runs", RUN)
+    forge(store, RUN, OWN_WORDS[field])
+    with pytest.raises(StoreError, match=f"its manifest says of {field} what its report does not"):
+        read_run(store, CELL, RUN)
+
+
+def test_a_run_with_a_number_that_the_store_never_gave_closes_no_cell(store: Store, key: PrivateKey, tmp_path: Path) -> None:
+    """Once it were approved, every later run would be older, for good."""
+    publish_report(store, tmp_path / "runs", OLDER)
+    forge(store, OLDER, lambda manifest: manifest.update(sequence=2**62))
+    with pytest.raises(StoreError, match=r"number 4611686018427387904 of its cell, and the store gave 1 numbers"):
+        approved(store, read_run(store, CELL, OLDER), key)
+    assert approved(store, publish_report(store, tmp_path / "runs", RUN), key).pointer.last.run_id == RUN
+
+
+def forge(store: Store, run_id: str, change: Callable[[dict[str, Any]], object]) -> None:
+    key = manifest_key(CELL, run_id)
+    body, tag = store.read(key)
+    manifest = json.loads(body)
+    change(manifest)
+    store.swap(key, json.dumps(manifest).encode(), JSON, tag)
+
+
 def test_an_image_of_another_repository_is_for_a_person(desk: Desk, store: Store, key: PrivateKey, tmp_path: Path) -> None:
     """Whoever starts a run names its image, and no recipe does: an image of their own must not be approved by itself."""
     digest = f"sha256:{'e' * 64}"
@@ -176,6 +229,36 @@ def test_an_image_of_another_repository_is_for_a_person(desk: Desk, store: Store
     assert_for_a_person(desk, evil, said)
     own = publish_report(store, tmp_path / "runs", NEWER, served_from("registry.example/ours"))
     assert Desk(store, key, desk.recipes, ["registry.example/ours"]).why_by_hand(own) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "why"),
+    [
+        (change_of("plan", approval=AUTOMATIC), {}, "was served by packages of its host, sha256:"),
+        (
+            change_of("plan.server", inherited={"VLLM_EXTRA": "1", "OMP_NUM_THREADS": "2"}),
+            {"inherits": ["OMP_NUM_THREADS"]},
+            "was served with variables of its host that no recipe has: VLLM_EXTRA",
+        ),
+        (
+            change_of(
+                "plan", client_image=EngineImage(repository="evil.example/vllm", tag=None, digest=None, platform="linux/amd64")
+            ),
+            {},
+            "was measured from evil.example/vllm",
+        ),
+    ],
+)
+def test_what_only_a_host_knows_is_for_a_person_unless_the_approver_was_told(
+    desk: Desk, store: Store, key: PrivateKey, tmp_path: Path, change: Change, told: dict[str, Any], why: str
+) -> None:
+    """An approval carries the engine and all variables on to whoever deploys it."""
+    run = publish_report(store, tmp_path / "runs", change=lambda of: changed(change(of), "plan", approval=AUTOMATIC))
+    engines = [] if "packages" in why else desk.engines
+    strict = Desk(store, key, desk.recipes, engines=engines, **told)
+    assert strict.why_by_hand(run).startswith(why)
+    told = {"engines": desk.engines, "inherits": ["OMP_NUM_THREADS", "VLLM_EXTRA"], "images": ["evil.example/vllm"]}
+    assert Desk(store, key, desk.recipes, **told).why_by_hand(run) == ""
 
 
 def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(

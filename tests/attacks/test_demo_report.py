@@ -1,5 +1,6 @@
 """A report that says more than its evidence: changed in the store, with every hash made to fit again."""
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -14,9 +15,13 @@ import pytest
 from tests.qualified import COMMAND, Qualified, run
 from vllm_qualify.approval.actions import approve
 from vllm_qualify.approval.decision import ruling
+from vllm_qualify.approval.head import head_of
 from vllm_qualify.approval.published import read_run
 from vllm_qualify.approval.signing import PRIVATE_KEY, new_key, private_key
+from vllm_qualify.errors import StoreError
+from vllm_qualify.publish.bundle import Manifest
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.report.model import read_report
 
 pytestmark = pytest.mark.engine
 Document = dict[str, Any]
@@ -38,7 +43,7 @@ class Target:
         return self.folder.as_uri()
 
     def tamper(self, change: Change) -> None:
-        """Change the report, and its hash in the manifest."""
+        """Change the report, and in its manifest the hash and all that must follow from the report."""
         path = self.folder / "reports" / self.cell / self.run_id / "report.json"
         report = json.loads(path.read_text())
         change(report)
@@ -48,6 +53,8 @@ class Target:
         manifest = json.loads(manifest_path.read_text())
         (named,) = (each for each in manifest["objects"] if each["key"].endswith("/report.json"))
         named |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "size": path.stat().st_size}
+        with contextlib.suppress(StoreError):  # a report that nobody can read has no head
+            manifest |= head_of_changed(manifest, path)
         files = [file for stage in report["stages"] for file in stage["files"]]
         assert files
         for file in files:
@@ -78,6 +85,13 @@ class Target:
 
     def verify(self, home: Path, *options: str) -> Any:
         return run(home, COMMAND, "verify", self.cell, "--store", self.store, "--public-key", f"{self.key}.pub", *options)
+
+
+def head_of_changed(manifest: Document, path: Path) -> Document:
+    """Raises StoreError."""
+    starts = Manifest.model_validate(manifest).starts
+    head: Document = head_of(read_report(path.read_bytes(), str(path)), starts).model_dump(mode="json")
+    return head
 
 
 @pytest.fixture

@@ -30,9 +30,10 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
+from vllm_qualify.report.diff import diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
-from vllm_qualify.report.terminal import show_report
+from vllm_qualify.report.terminal import show_diff, show_report
 
 __all__ = ["key", "store"]
 
@@ -287,13 +288,16 @@ def each_with_one_text(text: str) -> Iterator[Report]:
 
 @pytest.mark.thorough
 def test_no_field_of_a_report_breaks_out_of_its_pages() -> None:
-    """One field after the other: a template that forgets to escape one is found."""
+    """Nor out of a comparison. One field after the other: a template that forgets to escape one is found."""
     known = {tag for make in REPORTS for tag, _ in Reader(render_page(make(), page_link)).elements}
-    tried = 0
+    tried, compared = 0, builder.compared_report()
     for report in each_with_one_text(f"{builder.SCRIPT}{builder.IMAGE}<hostile>{builder.CONTROL}"):
         tried += 1
         page, shown = render_page(report, page_link), StringIO()
-        show_report(report, Console(file=shown, width=200), None)
+        console = Console(file=shown, width=200)
+        show_report(report, console, None)
+        show_diff(diff(report, compared), console)
+        show_diff(diff(compared, report), console)
         read = Reader(page)
         assert {tag for tag, _ in read.elements} <= known
         assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]

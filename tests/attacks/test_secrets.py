@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -56,6 +57,26 @@ def test_the_header_of_a_login_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:s3cret-word")
     header = base64.b64encode(b"admin:s3cret-word").decode()
     assert redact(f"Authorization: Basic {header}") == "Authorization: Basic [redacted]"
+
+
+@pytest.mark.parametrize("user", ["", "a", "me", "ada", "ada@example.org"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_token_is_a_secret_also_within_the_header_of_a_login(
+    user: str, encode: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client logs `user:token` by base64, where the token's letters depend on the length of the user's name."""
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret~word?with>much")
+    for after in ("", "\n", ":x"):
+        login = encode(f"{user}:hf_s3cret~word?with>much{after}".encode()).decode()
+        assert redact(f"> Authorization: Basic {login} sent; key={login}.") == (
+            "> Authorization: Basic [redacted] sent; key=[redacted]."
+        )
+
+
+def test_what_is_encoded_beside_a_secret_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cret~word?with>much")
+    text = f"image: {base64.b64encode(bytes(range(200))).decode()} and {base64.b64encode(b'hf_s3cret').decode()}"
+    assert redact(text) == text
 
 
 def test_a_short_secret_is_one_where_it_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def with_a_task_folder(report: Report) -> Report:
 @pytest.fixture
 def page(store: Store, key: PrivateKey, tmp_path: Path) -> Callable[[Change], str]:
     """What Ada sees of a report at the approver, which has a recipe of that name."""
-    service = asked(Desk(store, key, {"llama-3.1-8b": load_recipe("reference").recipe}), tmp_path / "approvers.json")
+    service = asked(Desk(store, key, {"llama-3.1-8b": load_recipe("reference")}), tmp_path / "approvers.json")
     adas = service.newcomer("Ada")
 
     def seen(change: Change) -> str:
@@ -71,6 +71,17 @@ def test_code_that_a_plan_does_not_name_is_shown_and_is_for_a_person(option: str
     assert why_by_hand(AUTOMATIC(passed_report())) == ""
     assert "runs code" in why_by_hand(AUTOMATIC(report))
     assert f"Trusts code{message}" in page(served(**{option: True}))
+
+
+def test_a_server_that_can_be_changed_after_the_check_is_shown_and_is_for_a_person(page: Callable[[Change], str]) -> None:
+    def open_server(report: Report) -> Report:
+        return changed(report, "plan.server", environment=report.plan.server.environment | {"VLLM_SERVER_DEV_MODE": "1"})
+
+    report = open_server(passed_report())
+    message = "environment.VLLM_SERVER_DEV_MODE: whoever reaches the server may"
+    assert message in dict(facts(report))["Opens the server"]
+    assert "may change after the check" in why_by_hand(AUTOMATIC(report))
+    assert f"Opens the server{message}" in page(open_server)
 
 
 def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
@@ -104,6 +115,16 @@ def test_the_page_says_what_is_not_as_the_approvers_recipe_says(page: Callable[[
 def test_the_page_says_which_tries_are_not_counted(store: Store, page: Callable[[Change], str], tmp_path: Path) -> None:
     publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
     assert f"does not count {OLDER}, in which its release did not pass" in page(change_of("plan", tries=[]))
+
+
+@pytest.mark.usefixtures("believed")
+def test_who_approves_on_the_command_line_is_told_the_same(in_store: Store, command: Command, tmp_path: Path) -> None:
+    """It stops nothing: a person may know why."""
+    publish_report(in_store, tmp_path / "runs", OLDER, with_gate("fail"))
+    publish_report(in_store, tmp_path / "runs", NEWER, change_of("plan", tries=[]))
+    code, _, told = command("approve", NEWER, *WHO)
+    assert code == 0
+    assert f"note: run {NEWER} does not count {OLDER}, in which its release did not pass" in told
 
 
 # --- the baseline

@@ -1,7 +1,7 @@
 """Runs made of captured output of real tools."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,11 +48,12 @@ def captured_plan(folder: Path) -> CellPlan:
     return plan.model_copy(update={"accuracy": asked, "watched": False})
 
 
-def captured_stage(run: Run, stage: StageName) -> StageEvidence:
-    if stage == "serve":
-        (run.evidence / "serve").mkdir(parents=True)
-        for name, text in SERVED.items():
-            (run.evidence / "serve" / name).write_text(text)
+def captured_stage(run: Run, stage: StageName, written: Mapping[str, str] = SERVED) -> StageEvidence:
+    """A stage that was captured, or one with the files that are written here."""
+    if not (CAPTURED / stage).exists():
+        (run.evidence / stage).mkdir(parents=True)
+        for name, text in written.items():
+            (run.evidence / stage / name).write_text(text)
     else:
         shutil.copytree(CAPTURED / stage, run.evidence / stage)
     (run.evidence / stage / MACHINE).write_text(CPU.model_dump_json())

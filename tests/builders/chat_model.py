@@ -21,9 +21,11 @@ def recipe(folder: Path, model: Path, server: Server) -> Path:
     document["aliases"] = ["an-alias", "Org/Chat-Model"]
     serving = document["gpu_types"]["cpu"]
     serving["server"] |= server
+    trace = serving["profiles"]["traffic"]["load"]
+    trace["trace"] = str(catalog_folder() / trace["trace"])
     if server.items() >= SHORT.items():
         # No load is run, but all must fit.
-        serving["profiles"] = {"chats": {"load": SHORT_LOAD}}
+        serving["profiles"] = {"chats": {"load": SHORT_LOAD, "paths": False}}
     for name, file in document["accuracy"][0]["questions"].items():
         document["accuracy"][0]["questions"][name] = str(catalog_folder() / file)
     return write(document, folder / "mine.yaml")

@@ -1,6 +1,7 @@
 """The paths of answers through a server that is simulated, measured and parsed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.fakes.block_cache import MODEL, BlockCache, serving
@@ -22,7 +23,7 @@ SETTINGS = Paths(reply_tok=4, num_aborts=24, filler_tok=256)
 
 
 def asker(settings: Paths = SETTINGS, promised: Sequence[Capability] = ()) -> Asker:
-    return Asker(settings, PROMPTS, MODEL, "salt", promised)
+    return Asker(settings, PROMPTS, MODEL, "salt", promised, sleeps=True)
 
 
 def measured(
@@ -33,13 +34,18 @@ def measured(
 
 
 def measured_of(folder: Path, cache: BlockCache, asker: Asker, at_once: int) -> dict[str, Measurement]:
-    process = RunningProcess(state_file=folder / "none", log=folder / "none.log", guard_pid=1)
     folder.mkdir(exist_ok=True)
-    with serving(cache) as url:
-        client = Client(program="", python="", url=url, model=MODEL)
-        server = Server(url=url, served_model_name=MODEL, process=process, command=[], startup_s=1.0, client=client)
+    with running(cache, folder) as server:
         measure_paths(server, asker, at_once, folder, lambda _: None)
     return _by_name(parse_paths(folder, asker, at_once, KINDS[VLLM], Levels()))
+
+
+@contextmanager
+def running(cache: BlockCache, folder: Path) -> Iterator[Server]:
+    process = RunningProcess(state_file=folder / "none", log=folder / "none.log", guard_pid=1)
+    with serving(cache) as url:
+        client = Client(program="", python="", url=url, model=MODEL)
+        yield Server(url=url, served_model_name=MODEL, process=process, command=[], startup_s=1.0, client=client)
 
 
 def parsed(folder: Path, settings: Paths = SETTINGS, promised: Sequence[Capability] = ()) -> dict[str, Measurement]:

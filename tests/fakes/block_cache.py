@@ -25,6 +25,14 @@ Fault = Literal[
     "cut JSON",
     "lost call",
     "endless thoughts",
+    "thoughts as content",
+    "no template",
+    "other backend",
+    "one backend",
+    "sleepless",
+    "asleep",
+    "stale memory",
+    "other weights",
 ]
 BLOCK_TOK, MODEL = 16, "m"
 # By how much a place's second token is less likely than its first, and each further one less than that before, in nat.
@@ -45,7 +53,12 @@ class BlockCache:
     block`: a block is wrong when it comes from the cache. `stale block`: a block that was pushed out is taken for what is there
     now. `shared salts`: what was cached with one salt is taken for prompts with another one.
     `offload`: what was pushed out is brought back. `one answer`: all prompts have the same. `cut JSON`: a reply to
-    a schema ends too early. `lost call`: a streamed call is not in its stream.
+    a schema ends too early. `lost call`: a streamed call is not in its stream. `endless thoughts`: all thoughts are cut.
+    `thoughts as content`: they are, by a parser that takes them for content. `no template`: requests that tell a template
+    something are refused. `sleepless`: it takes no requests to sleep. `asleep`: it does not wake up. `stale memory`: what was
+    cached before it slept is taken for what is there now. `other weights`: woken up, it answers as another model.
+    `other backend`: where a schema with a multiple came first, a reply to a schema ends too early. `one
+    backend`: such a schema is refused.
     """
 
     def __init__(
@@ -65,6 +78,8 @@ class BlockCache:
         self.running = self.leaked = self.queries = self.hits = self.brought_back = 0
         self.before: list[int] = []
         self.forms = itertools.count(1)
+        self.is_other: bool | None = None
+        self.is_sleeping = self.has_slept = False
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = body["prompt"] if isinstance(body["prompt"], list) else tokens_of(body["prompt"])
@@ -91,7 +106,11 @@ class BlockCache:
         time.sleep(0.02)  # long enough that others are under way meanwhile
         if "response_format" in body:
             text = json.dumps(example_of(body["response_format"]["json_schema"]["schema"]))
+            is_other = "multipleOf" in json.dumps(body["response_format"])
             with self.lock:
+                self.is_other = is_other if self.is_other is None else self.is_other
+                if self.fault == "other backend":
+                    return text[:-2] if self.is_other and not is_other else text, []
                 is_cut = self.fault == "cut JSON" and next(self.forms) % self.one_in == 0
             return text[:-2] if is_cut else text, []
         choice = body["tool_choice"]
@@ -102,6 +121,16 @@ class BlockCache:
         arguments = json.dumps(example_of(function["parameters"]))
         call = {"id": "c1", "type": "function", "function": {"name": wanted, "arguments": arguments}}
         return "", [] if is_lost else [call]
+
+    def sleep(self) -> None:
+        self.is_sleeping = True
+        if self.fault == "stale memory":
+            self.cached = OrderedDict.fromkeys(self.cached, True)
+        else:
+            self.cached.clear()
+
+    def wake_up(self) -> None:
+        self.is_sleeping, self.has_slept = self.fault == "asleep", True
 
     def _swaps(self) -> bool:
         return self.fault == "swapped" and self.running >= 8 and self._is_hit() and bool(self.before)
@@ -136,7 +165,8 @@ class BlockCache:
         return self.random.random() * self.one_in < 1
 
     def _likely(self, prompt: list[int], count: int) -> Iterator[tuple[int, dict[str, float]]]:
-        seed = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+        is_other = self.fault == "other weights" and self.has_slept
+        seed = hashlib.sha256(json.dumps([*prompt, -2] if is_other else prompt).encode()).hexdigest()
         for at in range(count):
             draw = random.Random(f"{seed}-{at}")
             tokens = draw.sample(range(1000), NUM_TOKENS)
@@ -193,9 +223,20 @@ def serving(cache: BlockCache) -> Iterator[str]:
             pass
 
         def do_GET(self) -> None:
-            self.reply(cache.page().encode(), "text/plain")
+            if self.path == "/is_sleeping":
+                return self.reply(json.dumps({"is_sleeping": cache.is_sleeping}).encode())
+            return self.reply(cache.page().encode(), "text/plain")
 
         def do_POST(self) -> None:
+            orders = {} if cache.fault == "sleepless" else {"/sleep?level=1": cache.sleep, "/wake_up": cache.wake_up}
+            if self.path in orders:
+                orders[self.path]()
+                return self.reply(b"{}")
+            if self.path in ("/sleep?level=1", "/wake_up"):
+                return self.reply(b'{"detail": "Not Found"}', status=404)
+            return self.answer_prompt()
+
+        def answer_prompt(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path == "/tokenize":
                 self.reply(json.dumps({"tokens": tokens_of(body["prompt"]), "max_model_len": 4096}).encode())
@@ -207,9 +248,15 @@ def serving(cache: BlockCache) -> Iterator[str]:
                 self.reply(json.dumps(cache.answer(body)).encode())
 
         def chat(self, body: dict[str, Any]) -> None:
+            if cache.fault == "no template" and "chat_template_kwargs" in body:
+                return self.reply(b'{"error": {"message": "chat_template is not supported"}}', status=400)
+            if cache.fault == "one backend" and "multipleOf" in json.dumps(body):
+                return self.reply(b'{"error": {"message": "multipleOf is not supported"}}', status=400)
             content, calls = cache.speak(body)
             message: dict[str, Any] = {"role": "assistant", "content": content}
             reason, tokens = ("tool_calls" if calls else "stop"), 8
+            if cache.fault == "thoughts as content":
+                message, calls, reason, tokens = {"role": "assistant", "content": "So, "}, [], "length", body["max_tokens"]
             if cache.fault == "endless thoughts":
                 message, calls, reason, tokens = {"role": "assistant", "reasoning": "So, "}, [], "length", body["max_tokens"]
             usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
@@ -222,8 +269,8 @@ def serving(cache: BlockCache) -> Iterator[str]:
             chunk = {"object": "chat.completion.chunk", "choices": [choice], "usage": usage}
             return self.reply(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode(), "text/event-stream")
 
-        def reply(self, content: bytes, kind: str = "application/json") -> None:
-            self.send_response(200)
+        def reply(self, content: bytes, kind: str = "application/json", status: int = 200) -> None:
+            self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

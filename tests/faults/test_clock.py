@@ -140,7 +140,10 @@ def test_verify_itself_says_so(tmp_path: Path, home: Path) -> None:
     assert not done.stdout or json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("jump", ["+7200", "-7200"])
+JUMP_S = 7200
+
+
+@pytest.mark.parametrize("jump", [f"+{JUMP_S}", f"-{JUMP_S}"])
 def test_both_halves_of_a_load_were_watched(jump: str, tmp_path: Path) -> None:
     """The clock is set in the middle: no half is unwatched, and nothing takes less than no time."""
     load_s, said = 2 * jump_driver.HALF_S, tmp_path / "clock"
@@ -149,11 +152,12 @@ def test_both_halves_of_a_load_were_watched(jump: str, tmp_path: Path) -> None:
     subprocess.run(command, env=environment(jumping(said)), check=True, timeout=120)
     use = ClientUse.model_validate_json((tmp_path / "client-1.json").read_bytes())
     (first, _), (last, _) = use.cpu_s[0], use.cpu_s[-1]
-    assert 0 < last - first < 2 * load_s, "the jump is in the client's own times"
+    # On a busy machine both take longer than the load, and far less than the jump.
+    assert 0 < last - first < JUMP_S / 2, "the jump is in the client's own times"
     host = read_watched(tmp_path).host
     times = [sample.time for sample in host]
     assert times == sorted(times)
-    assert times[-1] - times[0] < 2 * load_s
+    assert times[-1] - times[0] < JUMP_S / 2, "the jump is in the host's times"
     of_each_half = [sum(begin <= time <= begin + load_s / 2 for time in times) for begin in (last - load_s, last - load_s / 2)]
     assert min(of_each_half) >= 3, of_each_half
     assert watched_problems(tmp_path, last - load_s, last) == []

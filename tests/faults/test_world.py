@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from infra.bench.passing import write_engine
 from tests.builders.captured_runs import judged, run
 from tests.builders.processes import until
 from tests.ci import IN_CI
-from tests.prefect_server import write_database
+from tests.prefect_server import keep_empty_database
 from tests.qualified import COMMAND
 from tests.recipes import small, write
 from vllm_qualify.engine.confinement import _home_folders
@@ -134,26 +133,6 @@ def test_a_prefect_server_that_is_not_there_is_reported(command: list[str]) -> N
     assert starting_s(command) > 0
 
 
-@pytest.mark.prefect
-def test_a_database_of_prefect_that_another_process_holds_is_reported(command: list[str], home: Path) -> None:
-    file = home / "prefect" / "prefect.db"
-    file.parent.mkdir()
-    starts_s = starting_s(command)
-    with sqlite3.connect(file) as holder:
-        holder.execute("BEGIN EXCLUSIVE")
-        done = in_time(command, starts_s)
-    assert_one_error(done, f"prefect: Prefect's database {file}: database is locked", "end the process that holds it")
-
-
-@pytest.mark.prefect
-def test_a_damaged_database_of_prefect_is_reported(command: list[str], home: Path) -> None:
-    file = home / "prefect" / "prefect.db"
-    file.parent.mkdir()
-    file.write_bytes(b"no database" * 1000)
-    done = in_time(command, starting_s(command))
-    assert_one_error(done, f"Prefect's database {file}: file is not a database", "end the process that holds it")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("folder", ["/proc", "/no/such/folder"])
 def test_a_folder_of_temporary_files_that_cannot_be_written_is_reported(folder: str, command: list[str]) -> None:
@@ -188,7 +167,7 @@ def test_a_loopback_that_is_down_is_reported(command: list[str]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_prefects_own_server_ends_with_the_command(number: signal.Signals, tmp_path: Path) -> None:
     environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
-    write_database(tmp_path / "prefect.db")
+    keep_empty_database(tmp_path)
     with subprocess.Popen([sys.executable, "-c", SERVE], env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline().split() == ["False", "None"]

@@ -61,7 +61,7 @@ def test_groups_pass_one_gate_each_on_their_pooled_scores(
     serving = document["gpu_types"]["cpu"]
     chats = serving["profiles"]["chats"]
     chats["load"] |= {"num_prompts": 32, "repeats": 1, "most_repeats": 1}
-    del chats["paths"]
+    chats["paths"] = False
     serving["profiles"] = {"chats": chats | {"gates": []}}
     for name in ("capabilities", "aliases"):
         del document[name]

@@ -20,6 +20,7 @@ from vllm_qualify.evidence.load.fitting import Tried
 from vllm_qualify.evidence.startup import kv_cache
 from vllm_qualify.publish.bundle import Manifest
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.metrics import PATH_METRICS
 from vllm_qualify.report.model import Report, load_report
 
 pytestmark = pytest.mark.engine
@@ -34,7 +35,7 @@ GATES = [{"metric": "output_throughput_tok_s", "minimum": 1, "unit": "tok/s"}]
 
 def only_profile(document: Document, load: Document, **others: Any) -> Document:
     """The recipe's only profile, with this load over LOAD."""
-    profile: Document = {"server": {"max-num-seqs": 8}, "load": LOAD | load, **others}
+    profile: Document = {"server": {"max-num-seqs": 8}, "load": LOAD | load, "paths": False, **others}
     document["gpu_types"]["cpu"]["profiles"] = {"balanced": profile}
     return profile
 
@@ -78,9 +79,10 @@ def three_profiles(document: Document, folder: Path) -> None:
                 "load": LOAD | {"length_spread": 0.5},
                 "sweep": sweep | {"resolution": 0.5, "most_runs": 6, "min_duration_s": 1},
             },
-            "chat": {"server": shared, "load": of_file | {"prompts": str(prompts), "api": "chat"}},
+            "chat": {"server": shared, "load": of_file | {"prompts": str(prompts), "api": "chat"}, "paths": False},
             "hurried": {
                 "server": {"max-num-seqs": 1},
+                "paths": False,
                 "load": LOAD | {"max_concurrency": 1, "num_prompts": 20, "window": "whole", "time_budget_s": 0.1},
             },
         },
@@ -110,6 +112,17 @@ def test_every_profile_is_approved_and_published_whole(profiles: Qualified, fold
         assert manifest.outcome == "passed"
         assert {stored.key for stored in manifest.objects} <= set(store.keys(""))
     assert processes_of(profiles.home) == []
+
+
+def test_paths_that_nobody_asked_for_are_judged_where_they_can_be_proven(folders: dict[str, Path]) -> None:
+    """This server has no prefix cache, which no gate on a path makes it lose the approval for."""
+    report = load_report(folders["ranged"])
+    judged = {gate.gate.metric: gate.verdict for gate in report.judgement.gates if gate.gate.metric in PATH_METRICS}
+    assert judged == dict.fromkeys(("path_cold", "path_concurrent", "path_aborted"), "pass")
+    assert [gate.metric for gate in report.judgement.not_judged] == ["path_cached", "path_evicted"]
+    page = (folders["ranged"] / "report.html").read_text()
+    assert "leave this path out where the cache is off" in page
+    assert "paths" not in {stage.stage for stage in load_report(folders["chat"]).stages}
 
 
 def test_profiles_with_the_same_server_share_its_one_start(folders: dict[str, Path]) -> None:
@@ -351,11 +364,13 @@ def to_be_invalid(document: Document, folder: Path) -> None:
     document["gpu_types"]["cpu"]["profiles"] = {
         "crowded": {
             "server": {"max-num-seqs": 16},
+            "paths": False,
             "load": LOAD | {"input_len": 300, "output_len": 100, "max_concurrency": 10, "num_prompts": 50} | once,
             "gates": GATES,
         },
         "remembering": {
             "server": {"max-num-seqs": 16},
+            "paths": False,
             "load": {name: value for name, value in LOAD.items() if name != "input_len"}
             | {"prompts": str(same), "output_len": 8, "num_prompts": 40}
             | once,
@@ -363,6 +378,7 @@ def to_be_invalid(document: Document, folder: Path) -> None:
         },
         "sharing": {
             "server": {"max-num-seqs": 16},
+            "paths": False,
             "load": LOAD | {"input_len": 120, "shared_prefix_len": 256, "num_warmups": 16} | once,
             "gates": GATES,
         },

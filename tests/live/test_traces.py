@@ -58,7 +58,8 @@ def of_traces(document: Document, folder: Path) -> None:
     serving = document["gpu_types"]["cpu"]
     serving["server"] = {name: value for name, value in serving["server"].items() if name != "no-enable-prefix-caching"}
     serving["profiles"] = {
-        name: {"server": {"max-num-seqs": 8}, "load": kept | load, "gates": GATES} for name, load in loads.items()
+        name: {"server": {"max-num-seqs": 8}, "load": kept | load, "paths": False, "gates": GATES}
+        for name, load in loads.items()
     }
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.plans import H200, document, engine, gpu_engine, plans_of
+from tests.builders.plans import H200, difference_from, document, engine, gpu_engine, plans_of
 from tests.recipes import Document
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.plan.cells import plan_fitted, within_budget
-from vllm_qualify.plan.conformity import difference
 from vllm_qualify.plan.gates import judged_by
 from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.contract import Contract
@@ -31,11 +30,11 @@ def test_what_the_recipe_gives_does_not_differ(document: Document, engine: Engin
     recipe = Recipe.model_validate(document)
     cells = plans_of(document, engine)
     assert len(cells) == 2
-    assert {difference(plan, recipe) for plan in cells} == {""}
+    assert {difference_from(plan, recipe) for plan in cells} == {""}
 
 
 def test_nor_on_a_gpu(document: Document, gpu_engine: EngineEnvironment) -> None:
-    assert [difference(plan, Recipe.model_validate(document)) for plan in plans_of(document, gpu_engine, H200)] == [""]
+    assert [difference_from(plan, Recipe.model_validate(document)) for plan in plans_of(document, gpu_engine, H200)] == [""]
 
 
 def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine: EngineEnvironment) -> None:
@@ -43,10 +42,10 @@ def test_a_budget_of_time_and_a_fit_are_no_difference(document: Document, engine
     profile["fit"] = {"max_num_seqs": True}
     recipe = Recipe.model_validate(document)
     for plan in plans_of(document, engine):
-        assert difference(within_budget(plan, 60.0), recipe) == ""
+        assert difference_from(within_budget(plan, 60.0), recipe) == ""
     plan = plans_of(document, engine)[0]
     server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-seqs": 77}})
-    assert difference(plan.model_copy(update={"server": server}), recipe) == ""
+    assert difference_from(plan.model_copy(update={"server": server}), recipe) == ""
 
 
 def test_what_a_fit_finds_is_held_to_what_it_may_try(document: Document, gpu_engine: EngineEnvironment) -> None:
@@ -58,11 +57,11 @@ def test_what_a_fit_finds_is_held_to_what_it_may_try(document: Document, gpu_eng
     machine = H200.model_copy(update={"count": 8, "devices": list(range(8))})
     (plan,) = plans_of(document, gpu_engine, machine)
     found = plan_fitted(plan, {"max-num-seqs": 8, "tensor-parallel-size": 2})
-    assert (difference(plan, recipe), difference(found, recipe)) == ("", "")
+    assert (difference_from(plan, recipe), difference_from(found, recipe)) == ("", "")
     toy = found.load.model_copy(update={"input_len": 1, "output_len": 1})
-    assert difference(found.model_copy(update={"load": toy}), recipe).startswith("load settings")
+    assert difference_from(found.model_copy(update={"load": toy}), recipe).startswith("load settings")
     wider = plan_fitted(plan, {"max-num-seqs": 8, "tensor-parallel-size": 8})
-    assert difference(wider, recipe).startswith("what the fit found")
+    assert difference_from(wider, recipe).startswith("what the fit found")
 
 
 def test_a_run_that_was_measured_for_more_gates_is_no_difference(document: Document, engine: EngineEnvironment) -> None:
@@ -70,7 +69,7 @@ def test_a_run_that_was_measured_for_more_gates_is_no_difference(document: Docum
     plan = plans_of(document, engine)[0]
     document["gates"] = [gate for gate in document["gates"] if not gate.keys() & {"max_loss", "max_nll_increase"}]
     recipe = Recipe.model_validate(document)
-    assert difference(judged_by(plan, recipe), recipe) == ""
+    assert difference_from(judged_by(plan, recipe), recipe) == ""
 
 
 GREEDY = Sampling(temperature=0)
@@ -142,7 +141,7 @@ CHANGES: list[tuple[Change, str]] = [
 @pytest.mark.parametrize(("change", "message"), CHANGES)
 def test_what_a_host_changed_is_reported(document: Document, engine: EngineEnvironment, change: Change, message: str) -> None:
     plan = plans_of(document, engine)[0]
-    assert difference(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(message)
+    assert difference_from(plan.model_copy(update=change(plan)), Recipe.model_validate(document)).startswith(message)
 
 
 def test_every_field_of_a_plan_that_a_recipe_says_was_changed_so(document: Document, engine: EngineEnvironment) -> None:
@@ -154,19 +153,104 @@ def test_every_field_of_a_plan_that_a_recipe_says_was_changed_so(document: Docum
     assert said - ProfileStages.model_fields.keys() - changed == set()
 
 
-def test_a_commit_of_the_recipe_is_the_one_that_was_served(document: Document, engine: EngineEnvironment) -> None:
-    """A branch can mean any commit; whoever starts a run cannot choose another one than a recipe that names it."""
+COMMIT, OTHER = "c" * 40, "e" * 40
+
+
+@pytest.mark.parametrize(
+    ("named", "on_the_hub", "message"),
+    [
+        (COMMIT, OTHER, ""),
+        (OTHER, COMMIT, "revision: not as in the recipe"),
+        ("main", COMMIT, ""),
+        (None, COMMIT, ""),
+        ("main", OTHER, f"revision, which is {OTHER} on the hub: not as in the recipe"),
+        (None, OTHER, f"revision, which is {OTHER} on the hub: not as in the recipe"),
+    ],
+)
+def test_the_commit_is_the_recipes_or_the_one_that_its_branch_has(
+    document: Document,
+    engine: EngineEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
+    named: str | None,
+    on_the_hub: str,
+    message: str,
+) -> None:
+    """Whoever starts a run can name any commit of the model, also one that anybody proposed (`refs/pr/1`)."""
+    asked: list[tuple[str, str | None]] = []
+
+    def resolve_commit(model: str, revision: str | None, _: str) -> str:
+        asked.append((model, revision))
+        return on_the_hub
+
+    monkeypatch.setattr("vllm_qualify.plan.conformity.resolve_commit", resolve_commit)
     plan = plans_of(document, engine)[0]
-    (variant,) = (each for name, each in document["variants"].items() if name == plan.cell.variant)
-    for revision, message in ((plan.cell.release.revision, ""), ("main", ""), ("e" * 40, "revision: not as in the recipe")):
-        variant["revision"] = revision
-        assert difference(plan, Recipe.model_validate(document)) == message
+    release = plan.cell.release.model_copy(update={"model": "org/model", "revision": COMMIT, "files": {}})
+    server = plan.server.model_copy(update={"model": "org/model", "revision": COMMIT})
+    plan = plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release}), "server": server})
+    variant = document["variants"][plan.cell.variant]
+    variant |= {"model": "org/model"} | ({"revision": named} if named else {})
+    assert difference_from(plan, Recipe.model_validate(document)) == message
+    assert asked == ([] if named in (COMMIT, OTHER) else [("org/model", named)])
+
+
+def test_a_hub_that_does_not_answer_is_the_difference(
+    document: Document, engine: EngineEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    plan = plans_of(document, engine)[0]
+    release = plan.cell.release.model_copy(update={"model": "org/model", "revision": COMMIT, "files": {}})
+    server = plan.server.model_copy(update={"model": "org/model", "revision": COMMIT})
+    plan = plan.model_copy(update={"cell": plan.cell.model_copy(update={"release": release}), "server": server})
+    document["variants"][plan.cell.variant] |= {"model": "org/model"}
+    assert "the hub did not resolve org/model" in difference_from(plan, Recipe.model_validate(document))
+
+
+def _write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+QUESTION, OTHER_QUESTION = '{"question": "1 + 1?", "answer": "#### 2"}\n', '{"question": "0?", "answer": "#### 0"}\n'
+TEXT, OTHER_TEXT = '{"text": "abc"}\n', '{"text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "other", "message"),
+    [
+        ("bf16/config.json", '{"name": "bf16"}', '{"name": "another"}', "files of the model"),
+        ("questions.jsonl", QUESTION, OTHER_QUESTION, "questions of gsm8k"),
+        ("texts.jsonl", TEXT, OTHER_TEXT, "texts that are scored"),
+        ("prompts.jsonl", '{"prompt": "a"}\n' * 20, '{"prompt": "b"}\n' * 20, "prompts of the load"),
+    ],
+)
+def test_files_are_compared_by_their_content(
+    document: Document, engine: EngineEnvironment, tmp_path: Path, name: str, text: str, other: str, message: str
+) -> None:
+    """A host has its own files under the names that a recipe has."""
+    path = _write(tmp_path, name, text)
+    if name == "questions.jsonl":
+        document["accuracy"][0]["questions"] = {"test": path}
+    if name == "texts.jsonl":
+        document["likelihood"] = {"texts": path}
+    if name == "prompts.jsonl":
+        load = document["gpu_types"]["cpu"]["profiles"]["latency"]["load"]
+        document["gpu_types"]["cpu"]["profiles"]["latency"]["load"] = {
+            key: value for key, value in load.items() if key != "input_len"
+        } | {"prompts": path}
+    plan, recipe = plans_of(document, engine)[0], Recipe.model_validate(document)
+    assert difference_from(plan, recipe) == ""
+    _write(tmp_path, name, other)
+    assert difference_from(plan, recipe) == f"{message}: not as in the recipe"
+    Path(path).unlink()
+    assert path.rpartition("/")[2] in difference_from(plan, recipe)
 
 
 def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: EngineEnvironment) -> None:
     profile = document["gpu_types"]["cpu"]["profiles"]["latency"]
     profile["load"] = {"input_len": 8, "output_len": 4, "num_warmups": 0, "request_rate": 2.0}
     recipe, plan = Recipe.model_validate(document), plans_of(document, engine)[0]
-    assert difference(plan, recipe) == ""
+    assert difference_from(plan, recipe) == ""
     slower = plan.load.model_copy(update={"request_rate": 1.0})
-    assert difference(plan.model_copy(update={"load": slower}), recipe).startswith("load settings")
+    assert difference_from(plan.model_copy(update={"load": slower}), recipe).startswith("load settings")

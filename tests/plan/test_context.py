@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.builders.plans import document, engine, only, plans_of
+from tests.builders.plans import difference_from, document, engine, only, plans_of
 from tests.recipes import Document
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.plan.conformity import difference
 from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.recipe import Profile, Recipe
 from vllm_qualify.recipe.searches import Sweep
@@ -101,7 +100,7 @@ def test_a_trace_of_a_plan_is_all_of_its_file_or_its_first_requests(
 ) -> None:
     plan = with_trace(document, engine, tmp_path, rows_of(7), **settings)
     assert (plan.load.num_prompts, plan.load.is_open, plan.prompts) == (count, True, tmp_path / "trace.jsonl")
-    assert difference(plan, Recipe.model_validate(document)) == ""
+    assert difference_from(plan, Recipe.model_validate(document)) == ""
 
 
 @pytest.mark.parametrize(

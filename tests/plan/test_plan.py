@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.builders.changed import changed
-from tests.builders.plans import CPU, H200, LOAD, document, engine, gpu_engine, loaded, only, plans_of
+from tests.builders.plans import CPU, H200, LOAD, difference_from, document, engine, gpu_engine, loaded, only, plans_of
 from tests.directions import CAPABILITIES, CONTRACT
 from tests.fakes.vllm import VERSION
 from tests.recipes import Document, reference
@@ -27,7 +27,6 @@ from vllm_qualify.evidence.stages.table import wanted_stages
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, new_run_id, plan_cells
 from vllm_qualify.plan.choice import Choice, select
-from vllm_qualify.plan.conformity import difference
 from vllm_qualify.plan.gates import SMOKE_GATES, contract_of, judged_by
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.recipe import Recipe
@@ -519,7 +518,7 @@ def test_a_seed_is_not_asked_for_where_a_draft_is(place: str, document: Document
     assert list(plan.contract.not_asked) == ["contract_seed"]
     assert "contract_seed" not in labels(plan.gates)
     assert judged_by(plan, loaded(document).recipe) == plan
-    assert difference(plan, loaded(document).recipe) == ""
+    assert difference_from(plan, loaded(document).recipe) == ""
 
 
 @pytest.mark.parametrize(("written", "is_asked"), [({}, False), ({"contract": True}, True), ({"capabilities": ["chat"]}, True)])

@@ -25,6 +25,7 @@ from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import StageName
+from vllm_qualify.recipe.paths import UNASKED
 from vllm_qualify.recipe.published import PublishedScore
 from vllm_qualify.recipe.searches import Soak
 from vllm_qualify.runs.folder import Run, lacking_stages, start_run
@@ -188,6 +189,26 @@ def test_a_stage_that_a_gate_cannot_judge_by_is_measured_once_more(plan: CellPla
     fresh = again(plan)
     assert reuse_kept(store, "load", fresh.plan, fresh.evidence, UNFINISHED) is None
     assert not [path for path in fresh.evidence.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(("file", "is_taken"), [("not-taken.txt", True), ("lost.txt", False)])
+def test_paths_that_cannot_be_proven_are_taken_over_and_broken_ones_measured_again(
+    plan: CellPlan, store: Store, file: str, is_taken: bool
+) -> None:
+    """A server that does not take them takes them no more the next time."""
+    gates = [*plan.gates, gate_of(metric="path_cached", minimum=1, unit="bool")]
+    asked = plan.model_copy(update={"paths": UNASKED, "gates": gates})
+    run = start_run(asked)
+    folder = run.evidence / "paths"
+    folder.mkdir(parents=True)
+    (folder / "machine.json").write_text(plan.fingerprint.model_dump_json())
+    (folder / file).write_text("the server gives no tokens")
+    files = [describe(path, run.evidence) for path in sorted(folder.iterdir())]
+    stage = captured_stage(run, "smoke").model_copy(update={"stage": "paths", "files": files, "measurements": []})
+    keep(store, asked, stage, run.evidence)
+    fresh = again(asked)
+    reused = reuse_kept(store, "paths", fresh.plan, fresh.evidence, UNFINISHED)
+    assert (reused is not None) == is_taken
 
 
 def test_a_stored_object_that_is_not_what_was_measured_is_reported(broken_off: Run, store: Store, tmp_path: Path) -> None:

@@ -30,7 +30,15 @@ from tests.publish.policies import allow
 from tests.s3 import client_of_environment
 from vllm_qualify.errors import AlreadyExistsError, CallerError, StoreBusyError, StoreError
 from vllm_qualify.publish import directory, s3
-from vllm_qualify.publish.store import ChangedError, MissingObjectError, PrunableStore, Store, Stored
+from vllm_qualify.publish.store import (
+    MOST_DOCUMENT_BYTES,
+    ChangedError,
+    MissingObjectError,
+    PrunableStore,
+    Store,
+    Stored,
+    TooLongError,
+)
 from vllm_qualify.publish.stores import open_store
 
 JSON = "application/json"
@@ -113,6 +121,21 @@ def test_what_was_written_is_read_back(store: Store, body: bytes) -> None:
     assert store.exists(KEY)
     assert store.get(KEY) == body
     assert open_store(store.url).get(KEY) == body
+
+
+def test_an_object_is_read_only_as_far_as_its_reader_says(store: Store) -> None:
+    put(store, KEY, b"12345")
+    assert store.get(KEY, 5) == b"12345"
+    with raises_naming(TooLongError, KEY, "longer than the 4 bytes"):
+        store.get(KEY, 4)
+
+
+def test_a_document_has_an_end(store: Store) -> None:
+    """Whoever publishes decides how long it is, and its readers keep it in memory."""
+    put(store, KEY, bytes(MOST_DOCUMENT_BYTES + 1))
+    for read in (store.get, store.read):
+        with raises_naming(TooLongError, KEY):
+            read(KEY)
 
 
 @pytest.mark.parametrize("second", [b"first", b"second", b""], ids=["same", "other", "empty"])

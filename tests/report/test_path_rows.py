@@ -1,7 +1,13 @@
 """The paths as the page has them: with proof and measures, replies that differ beside cold ones, and what is left out."""
 
+from typing import Any
+
+import pytest
+
 from tests.builders.changed import changed
 from tests.report.builder import detailed_report
+from vllm_qualify.recipe.contract import Capability, Contract
+from vllm_qualify.recipe.paths import UNASKED, Paths
 from vllm_qualify.report.path_rows import path_rows
 from vllm_qualify.report.words import NO_BREAK
 
@@ -37,4 +43,38 @@ def test_a_path_without_usable_files_has_its_reason_alone() -> None:
     evicted = next(row for row in path_rows(detailed_report()) if row.path == "evicted")
     assert evicted.requests == "—"
     assert evicted.note.startswith("9%")
-    assert path_rows(changed(detailed_report(), "details", paths=None)) == []
+    without = path_rows(changed(detailed_report(), "details", paths=None))
+    assert {row.path: (row.verdict, row.requests) for row in without} == {
+        "cold": ("held", "—"),
+        "cached": ("not held", "—"),
+        "evicted": ("invalid", "—"),
+        "constrained": ("not held", "—"),
+    }
+
+
+def test_a_path_that_nobody_asked_for_is_not_judged_where_it_is_not_proven() -> None:
+    rows = {row.path: row for row in path_rows(changed(detailed_report(), "plan", paths=UNASKED))}
+    assert (rows["evicted"].verdict, rows["cached"].verdict) == ("not judged", "not held")
+    assert rows["evicted"].note.startswith("9%")
+
+
+@pytest.mark.parametrize(
+    ("promised", "changes", "is_told"),
+    [
+        (["chat", "json_schema"], {}, True),
+        (["chat", "tools"], {}, False),
+        (["chat", "json_schema"], {"warm_starts": 1}, False),
+        (["chat", "json_schema"], {"paths": None}, False),
+        (["chat", "json_schema"], {"paths": Paths(leave_out={"reordered": "one client asks for forms"})}, False),
+    ],
+)
+def test_another_start_that_could_show_something_is_told(
+    promised: list[Capability], changes: dict[str, Any], is_told: bool
+) -> None:
+    contract = Contract(capabilities=promised, not_asked={}, aliases=[], time_limit_s=60.0)
+    report = changed(detailed_report(), "plan", **{"contract": contract, "paths": UNASKED} | changes)
+    rows = {row.path: row for row in path_rows(report)}
+    assert ("reordered" in rows) == is_told
+    if is_told:
+        assert rows["reordered"].verdict == "not judged"
+        assert "`warm_starts: 1`" in rows["reordered"].note

@@ -14,6 +14,7 @@ from vllm_qualify.errors import AlreadyExistsError, StoreError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import manifest_key
+from vllm_qualify.publish.order import check_given
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.values import Frozen
 
@@ -57,6 +58,7 @@ def bring_into_force(
     store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, signer: PrivateKey, now: datetime
 ) -> Approved:
     """What `approve` does, without the index."""
+    check_given(store, run, run.cell)
     check_can_advance(store, run.cell, run)
     stored = make_decision(store, run, wanted, valid_days, now)
     # After the decision: `prune` closes the door before it looks for decisions, so it sees this one or is seen here.

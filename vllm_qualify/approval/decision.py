@@ -131,9 +131,9 @@ def _find_missing(report: Report) -> str:
     judged = [result.gate for result in report.judgement.gates]
     # What is said not to be judged is shown, and signed; a gate of which nothing is said would be left out unseen.
     mentioned = [*judged, *report.judgement.not_judged]
-    if without := [
-        gate.label for gate in report.plan.gates if gate not in (judged if gate in report.plan.judged_gates else mentioned)
-    ]:
+    plan = report.plan
+    must_be_judged = [gate for gate in plan.judged_gates if not plan.need_not_be_proven(gate)]
+    if without := [gate.label for gate in plan.gates if gate not in (judged if gate in must_be_judged else mentioned)]:
         return f"it has no verdict on {', '.join(without)}, which its plan asks for"
     with_files = {stage.stage for stage in report.stages if stage.files}
     if absent := [name for name in wanted_stages(report.plan) if name not in with_files]:
@@ -155,10 +155,12 @@ def why_by_hand(report: Report) -> str:
         return "rests on a waiver"
     if report.plan.establishes:
         return "becomes what later releases are compared with"
-    if report.judgement.not_judged:
+    if any(not report.plan.need_not_be_proven(gate) for gate in report.judgement.not_judged):
         return "has gates that were not judged, because there is nothing to hold them against"
     if report.plan.foreign_code:
         return "runs code that is not the engine's, which could have changed what was measured"
+    if report.plan.openings:
+        return "has a server that whoever reaches it may change after the check"
     return ""
 
 

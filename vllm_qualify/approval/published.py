@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vllm_qualify.approval.head import differing_fields
 from vllm_qualify.approval.layout import parse_object, reason_of, sha256
-from vllm_qualify.errors import StoreError
-from vllm_qualify.publish.bundle import Manifest, StoredObject, evidence_key
+from vllm_qualify.publish.bundle import Manifest, StoredObject, UnreadableError, evidence_key
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.report.model import Report, read_report
@@ -74,6 +74,8 @@ def check_published(manifest_object: StoredObject, manifest: Manifest, report_bo
         raise _untrusted_error("the report is of another run than its manifest", place)
     if (manifest.establishes and not report.is_baseline) or manifest.new_anchor != report.is_new_anchor:
         raise _untrusted_error("the report is of another kind of run than its manifest says: no such baseline or anchor", place)
+    if differing := differing_fields(manifest, report):
+        raise _untrusted_error(f"its manifest says of {', '.join(differing)} what its report does not", place)
     try:
         document = parse_object(report_body)
     except ValueError as error:
@@ -88,5 +90,5 @@ def stored_object(key: str, body: bytes) -> StoredObject:
     return StoredObject(key=key, sha256=sha256(body), size=len(body))
 
 
-def _untrusted_error(problem: str, place: str) -> StoreError:
-    return StoreError(problem, "do not trust this run", place)
+def _untrusted_error(problem: str, place: str) -> UnreadableError:
+    return UnreadableError(problem, "do not trust this run", place)

@@ -125,6 +125,11 @@ def public_keys(files: Sequence[Path] = ()) -> list[PublicKey]:
     return keys
 
 
+def keys_of_others() -> list[PublicKey]:
+    """The trusted keys of this environment; none if it names none. Raises CallerError if one is no public Ed25519 key."""
+    return public_keys() if os.environ.get(PUBLIC_KEY) or os.environ.get(f"{PUBLIC_KEY}_FILE") else []
+
+
 def sign(statement: bytes, key: PrivateKey) -> bytes:
     """The statement in a DSSE envelope. The same key and the same bytes always give the same signature."""
     envelope = Envelope(statement, IN_TOTO, {})

@@ -26,7 +26,14 @@ from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.directory import read_file
 from vllm_qualify.publish.layout import manifest_key
-from vllm_qualify.publish.store import MOST_SKEW, MissingObjectError, Store
+from vllm_qualify.publish.store import (
+    MOST_DOCUMENT_BYTES,
+    MOST_EVIDENCE_BYTES,
+    MOST_SKEW,
+    MissingObjectError,
+    Store,
+    TooLongError,
+)
 from vllm_qualify.publish.stores import open_store
 from vllm_qualify.recipe.values import Frozen
 
@@ -101,6 +108,18 @@ def verify(store: Store, name: str, trusted: Sequence[PublicKey], now: datetime)
     _check_date(stated, now, place)
     _check_state(entry, pointer, now, place)
     return _make_verified(opened, stated, is_whole=True, objects=len(run.manifest.objects) + _OWN_OBJECTS)
+
+
+def check_signed(store: Store, cell: str, run_id: str, trusted: Sequence[PublicKey]) -> None:
+    """Check that a trusted key signed the approval of a run, and that manifest and report are what was signed.
+
+    It may have expired, and another may be in force. Raises TamperedError, OtherKeyError, StoreError.
+    """
+    key = approval_key(cell, run_id)
+    opened = open_envelope(_read_object(store, key), trusted, store.locate(key))
+    stated = _read_stated(opened, cell, run_id, store.locate(key))
+    for named in (stated.manifest, stated.report):
+        _read_intact(store, named)
 
 
 def verify_file(path: Path, trusted: Sequence[PublicKey], now: datetime) -> Verified:
@@ -197,17 +216,19 @@ def _read_whole_run(store: Store, stated: Qualification) -> PublishedRun:
 
 
 def _read_intact(store: Store, named: StoredObject) -> bytes:
-    body = _read_object(store, named.key)
+    body = _read_object(store, named.key, named.size)
     if stored_object(named.key, body) != named:
         raise _tampered_error("it is not what was approved", store.locate(named.key))
     return body
 
 
-def _read_object(store: Store, key: str) -> bytes:
+def _read_object(store: Store, key: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> bytes:
     try:
-        return store.get(key)
+        return store.get(key, min(most_bytes, MOST_EVIDENCE_BYTES))
     except MissingObjectError as error:
         raise _tampered_error(_MISSING, store.locate(key)) from error
+    except TooLongError as error:
+        raise _tampered_error("it is longer than it should be", store.locate(key)) from error
 
 
 def _require_pointer(store: Store, cell: str) -> Pointer:

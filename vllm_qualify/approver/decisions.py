@@ -1,25 +1,29 @@
 """What people and recipes decide, for one store with one key: the reports that wait, the decision, the revocation."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_qualify.approval.actions import approve, reject, revoke
 from vllm_qualify.approval.decision import AUTOMATIC, Ruling, ruling, why_by_hand
+from vllm_qualify.approval.errors import OtherKeyError, TamperedError
 from vllm_qualify.approval.index import read_index, read_row
 from vllm_qualify.approval.pointer import revocation
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import BriefReport
-from vllm_qualify.approval.signing import PrivateKey
+from vllm_qualify.approval.signing import PrivateKey, PublicKey
+from vllm_qualify.approval.verify import check_signed
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import CallerError
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.conformity import difference
 from vllm_qualify.publish.store import Store, checked_now
-from vllm_qualify.recipe.recipe import Recipe
+from vllm_qualify.recipe.metrics import SLO_COST
+from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.runs import judging
 from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.baseline import departures_of_baseline
 from vllm_qualify.runs.known_starts import between_by_pointers
-from vllm_qualify.runs.tries import not_counted
+from vllm_qualify.runs.tries import departures_of_tries
 
 # vLLM's own, on Docker Hub.
 IMAGES = ("vllm/vllm-openai",)
@@ -30,13 +34,18 @@ class Desk:
     """Where decisions are made.
 
     `recipes` are this machine's own copies, by name: only they approve automatically, and only what was served from one of the
-    repositories `images`. A run may be started with any image, and a recipe names none.
+    repositories `images`, or by packages with one of the digests `engines`. A run may be started with any engine, and a recipe
+    names none. Of its host's own variables a server may have had those that `inherits` names.
     """
 
     store: Store
     key: PrivateKey
-    recipes: Mapping[str, Recipe]
+    recipes: Mapping[str, LoadedRecipe]
     images: Collection[str] = IMAGES
+    engines: Collection[str] = ()
+    inherits: Collection[str] = ()
+    trusted: Sequence[PublicKey] = ()
+    """the keys of others who approve, beside its own"""
 
     def lines(self) -> Iterator[tuple[str, BriefReport]]:
         """Each cell with its newest report and those that wait for a decision, the newest first. Raises StoreError."""
@@ -83,7 +92,22 @@ class Desk:
         name = run.report.plan.cell.recipe
         if name not in self.recipes:
             return f"is of the recipe {name}, which the approver does not have"
-        return next(self.departures(run), "")
+        return next(self.departures(run), "") or self._why_not_known(run.report.plan)
+
+    def _why_not_known(self, plan: CellPlan) -> str:
+        """What only a host knows, and the approver was not told to accept, in words that follow the run; empty if it was."""
+        engine, digest = plan.server.engine, plan.cell.release.engine.digest
+        if not isinstance(engine, EngineImage) and digest not in self.engines:
+            return f"was served by packages of its host, {digest}, which the approver was not given"
+        if others := sorted(plan.server.inherited.keys() - {*self.inherits}):
+            return f"was served with variables of its host that no recipe has: {', '.join(others)}"
+        is_cost_judged = any(gate.metric == SLO_COST for gate in plan.gates)
+        if is_cost_judged and plan.price_usd_gpu_hour != self._recipes_price(plan):
+            return "is judged by a price of an hour that is not its recipe's"
+        return ""
+
+    def _recipes_price(self, plan: CellPlan) -> float | None:
+        return self.recipes[plan.cell.recipe].recipe.gpu_types[plan.cell.gpu_type].price_usd_gpu_hour
 
     def departures(self, run: PublishedRun) -> Iterator[str]:
         """What of a run is not as the recipe and the store here say, in words that follow it. Raises StoreError."""
@@ -91,19 +115,28 @@ class Desk:
         recipe = self.recipes.get(plan.cell.recipe)
         if recipe and (reason := difference(plan, recipe)):
             yield f"was not qualified as the approver's recipe says: {reason}"
-        engine = plan.server.engine
-        if isinstance(engine, EngineImage) and engine.repository not in self.images:
-            yield f"was served from {engine.pinned}, and the approver's images are {', '.join(self.images)}"
-        if left_out := not_counted(run, self.store):
-            yield f"does not count {', '.join(left_out)}, in which its release did not pass"
+        for engine, verb in ((plan.server.engine, "served"), (plan.client_image, "measured")):
+            if isinstance(engine, EngineImage) and engine.repository not in self.images:
+                yield f"was {verb} from {engine.pinned}, and the approver's images are {', '.join(self.images)}"
+        yield from departures_of_tries(run, self.store)
         if reason := why_not_the_cells(plan, self.store):
             yield reason
         else:
             yield from departures_of_baseline(plan, self.store)
+            yield from self._find_unsigned(plan)
         if plan.between:
             between = between_by_pointers(run, self.store)
             if between != plan.between and not judging.passes_with(self.store, run, between):
                 yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
+
+    def _find_unsigned(self, plan: CellPlan) -> Iterator[str]:
+        """Runs that the plan is held against and that nobody approved whom this desk knows: a pointer alone is no approval."""
+        others = dict.fromkeys((other.cell.id, other.run_id) for other in (plan.baseline, plan.anchor) if other)
+        for cell, run_id in others:
+            try:
+                check_signed(self.store, cell, run_id, [self.key.public_key, *self.trusted])
+            except (TamperedError, OtherKeyError) as error:
+                yield f"is held against run {run_id} of {cell}, whose approval cannot be trusted: {error.problem}"
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

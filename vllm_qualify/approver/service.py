@@ -14,7 +14,7 @@ from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Template
 
 from vllm_qualify.approval.layout import checked_cell
@@ -44,9 +44,11 @@ logger = logging.getLogger(__name__)
 def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) -> FastAPI:
     """The service. The file of approvers is read for each request: a person who was taken out cannot decide any more."""
 
+    watch = Watch(desk, look_every_s)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        with watching(desk, look_every_s):
+        with watch.running():
             yield
 
     app = FastAPI(title="vllm-qualify approver", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -59,8 +61,10 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
         return name
 
     @app.get("/health")
-    def health() -> dict[str, str]:
-        return {"status": "ok"}
+    def health() -> JSONResponse:
+        if problem := watch.problem:
+            return JSONResponse({"status": problem}, 503)
+        return JSONResponse({"status": "ok"})
 
     @app.get("/")
     def reports(name: Annotated[str, Depends(approver)]) -> HTMLResponse:
@@ -137,41 +141,61 @@ def _page_template(name: str) -> Template:
     return template(__package__, name, style=style)
 
 
-@contextmanager
-def watching(desk: Desk, look_every_s: float) -> Iterator[None]:
-    """Approve what recipes approve themselves as soon as it is published, within the block, in a thread of its own."""
-    ended, seen = threading.Event(), set[tuple[str, str]]()
+class Watch:
+    """Approves what recipes approve themselves, as soon as it is published, in a thread of its own."""
 
-    def look_and_approve() -> None:
-        while not ended.wait(look_every_s):
-            seen.update(approve_new(desk, seen))
+    def __init__(self, desk: Desk, look_every_s: float) -> None:
+        self._desk, self._look_every_s = desk, look_every_s
+        self._ended, self._seen = threading.Event(), set[tuple[str, str]]()
+        self._thread: threading.Thread | None = None
+        self._last_problem = ""
 
-    thread = threading.Thread(target=look_and_approve, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    @property
+    def problem(self) -> str:
+        """Why nothing is approved by itself at present; empty if it is, or the watch was never begun."""
+        is_lost = self._thread is not None and not self._thread.is_alive() and not self._ended.is_set()
+        return "the thread of the automatic approvals has ended" if is_lost else self._last_problem
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch within the block."""
+        self._thread = threading.Thread(target=self._look_and_approve, daemon=True)
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            self._thread.join()
+
+    def _look_and_approve(self) -> None:
+        while not self._ended.wait(self._look_every_s):
+            try:
+                self._seen.update(approve_new(self._desk, self._seen))
+                self._last_problem = ""
+            except StoreError as error:
+                logger.warning("the store was not looked at: %s", error)
+                self._last_problem = "the store could not be looked at"
+            except Exception as error:
+                # Anybody who may publish writes what is read here. It must not end the approvals of all others.
+                logger.exception("the look at the store failed")
+                self._last_problem = f"the look at the store failed: {type(error).__name__}"
 
 
 def approve_new(desk: Desk, seen: set[tuple[str, str]]) -> set[tuple[str, str]]:
     """Approve each report that waits, was not seen before, and is approved by its recipe. Returns those that are settled.
 
-    While the store does not answer a report is not settled: it is looked at again.
+    While the store does not answer a report is not settled: it is looked at again. Raises StoreError.
     """
     settled: set[tuple[str, str]] = set()
-    try:
-        waiting = [each for each in desk.waiting() if each not in seen]
-    except StoreError as error:
-        logger.warning("the store was not looked at: %s", error)
-        return settled
-    for cell, run_id in waiting:
+    for cell, run_id in [each for each in desk.waiting() if each not in seen]:
         try:
             logger.info(desk.approve_automatically(cell, run_id))
         except QualifyError as error:
             logger.warning("%s: run %s is not approved: %s", cell, run_id, error)
             if error.retry:
                 continue
+        except Exception:
+            # Its publisher wrote what is read of it. No run may keep others from being approved, nor be tried for ever.
+            logger.exception("%s: run %s is not approved: it cannot be read", cell, run_id)
         settled.add((cell, run_id))
     return settled

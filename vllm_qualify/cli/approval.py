@@ -50,12 +50,15 @@ def approve(
 ) -> None:
     """Approve a published report that passed: judge its evidence again, sign it, and make it the cell's approval.
 
+    What of the run is not as the store has it is told, and stops nothing: other tries, another baseline, another's image.
+
     The key is VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE. The password of an encrypted key is
     VLLM_QUALIFY_PRIVATE_KEY_PASSWORD[_FILE], or is asked for on a terminal.
     """
     from vllm_qualify.approval.actions import approve as sign_and_publish
     from vllm_qualify.approval.decision import ruling
-    from vllm_qualify.approval.signing import private_key
+    from vllm_qualify.approval.signing import keys_of_others, private_key
+    from vllm_qualify.approver.decisions import Desk
     from vllm_qualify.publish.store import checked_now
     from vllm_qualify.runs.judging import check_judgement
 
@@ -63,6 +66,8 @@ def approve(
     opened = open_named_store(store)
     run = _read_run(opened, report)
     check_judgement(opened, run)
+    for departure in Desk(opened, key, {}, trusted=keys_of_others()).departures(run):
+        typer.echo(f"note: run {run.report.run_id} {departure}", err=True)
     days = valid_days or run.report.plan.approval.valid_days
     done = sign_and_publish(opened, run, wanted, days, key, checked_now(opened))
     typer.echo(f"{run.cell}: {done.decision.summary}, until {done.decision.expires}")
@@ -130,12 +135,14 @@ def approved_get(
     """The configuration that was qualified, ready to be deployed. The approval is verified first."""
     from vllm_qualify.approval.formats import deployable, deployment_name
     from vllm_qualify.approval.verify import verify
-    from vllm_qualify.recipe.code import code_of_server
+    from vllm_qualify.recipe.code import code_of_server, openings_of_server
 
     verified = verify(open_named_store(store), cell, _read_keys(public_key), datetime.now(UTC))
     known = {"cell": verified.cell, "run": verified.run_id, "approved-by": verified.by, "expires": str(verified.expires)}
     if code := code_of_server(verified.server.arguments, verified.server.environment):
         known["trusts"] = "; ".join(code)
+    if openings := openings_of_server(verified.server.arguments, verified.server.environment):
+        known["opens"] = "; ".join(openings)
     typer.echo(deployable(verified.server, format, deployment_name(cell), known), nl=False)
 
 

@@ -46,6 +46,21 @@ def approver_serve(
             help="A repository whose images may be approved automatically, also repeated; by default vllm/vllm-openai.",
         ),
     ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIGEST",
+            help="Packages of a host that may be approved automatically, by the engine's digest in reports, also repeated; by"
+            " default only images are.",
+        ),
+    ] = None,
+    inherit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A variable of a host's own environment that its servers may have had, also repeated; by default none.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on. A proxy with TLS belongs before any other.")
     ] = "127.0.0.1",
@@ -53,14 +68,15 @@ def approver_serve(
 ) -> None:
     """Let people decide about a store's reports, and approve what its recipes approve themselves.
 
-    It signs with VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE. No other part of a fleet needs that key.
+    It signs with VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE. No other part of a fleet needs that key. The
+    keys of others who approve baselines are in VLLM_QUALIFY_PUBLIC_KEY or VLLM_QUALIFY_PUBLIC_KEY_FILE.
     """
     import logging
 
     import uvicorn
 
     from vllm_qualify.approval.index import read_index
-    from vllm_qualify.approval.signing import PRIVATE_KEY, private_key
+    from vllm_qualify.approval.signing import PRIVATE_KEY, keys_of_others, private_key
     from vllm_qualify.approver.decisions import IMAGES, Desk
     from vllm_qualify.approver.people import read_people
     from vllm_qualify.approver.service import make_app
@@ -71,8 +87,8 @@ def approver_serve(
     path, key, opened = _approvers_file(file), private_key(), open_store(store or default_store_url())
     # Nothing that this process starts or imports later needs it.
     os.environ.pop(PRIVATE_KEY, None)
-    recipes = [load_recipe(name).recipe for name in recipe or []]
-    desk = Desk(opened, key, {each.name: each for each in recipes}, image or IMAGES)
+    recipes = {loaded.recipe.name: loaded for loaded in map(load_recipe, recipe or [])}
+    desk = Desk(opened, key, recipes, image or IMAGES, engine or [], inherit or [], keys_of_others())
     # A problem of the approvers or the store ends the start, before anybody tries to decide.
     read_people(path)
     read_index(opened)

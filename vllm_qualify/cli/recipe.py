@@ -103,7 +103,7 @@ def recipe_import(
         published=published,
     )
     for line in check_import_allowed(imported.recipe, source, allow_code):
-        tell(f"it runs code: {line}")
+        tell(f"it needs trust: {line}")
     if output is None:
         typer.echo(render_recipe(imported), nl=False)
     else:

@@ -17,7 +17,8 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe of the catalog, like `reference`, or the path of a YAML file.")
 ]
 AllowCodeOption = Annotated[
-    bool, typer.Option("--allow-code", help="Let a recipe from outside the catalog run code; read it first.")
+    bool,
+    typer.Option("--allow-code", help="Let a recipe from outside the catalog run code, or open its server; read it first."),
 ]
 StoreOption = Annotated[
     str | None, typer.Option(help="s3://bucket/prefix or file:///folder; by default a folder below VLLM_QUALIFY_HOME.")

@@ -20,7 +20,7 @@ from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice, Selection, select
 from vllm_qualify.plan.gates import contract_of
 from vllm_qualify.plan.server import server_plan
-from vllm_qualify.recipe.code import check_allowed, code_of, is_of_the_catalog
+from vllm_qualify.recipe.code import check_allowed, code_of, is_of_the_catalog, openings_of
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM
@@ -148,11 +148,11 @@ def _fetch_configurations(subjects: Sequence[Subject]) -> Iterator[str]:
 
 
 def _code_findings(loaded: LoadedRecipe, cells: list[str], allow_code: bool) -> list[FindingOfCells]:
-    """What runs code. A run refuses the whole recipe for it, so it is reported where none of its own cells is checked too."""
+    """What runs code or opens the server: a run refuses the whole recipe, so it is said where no cell of it is checked, too."""
     is_allowed = allow_code or is_of_the_catalog(loaded)
     # Each line with the GPU types that it is about, if it is about some. Those that differ in them alone become one.
     by_line: dict[str, list[str]] = {}
-    for line in code_of(loaded):
+    for line in [*code_of(loaded), *openings_of(loaded)]:
         of_one = re.fullmatch(r"gpu_types\.([^.]+)\.(.*)", line, re.DOTALL)
         by_line.setdefault(of_one[2] if of_one else line, []).extend([of_one[1]] if of_one else [])
     findings = []

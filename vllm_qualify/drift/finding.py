@@ -86,7 +86,7 @@ def refusal_finding(words: str, version: str, is_of_this_build: bool) -> Finding
 
 
 def runs_code(line: str, *, is_allowed: bool) -> Finding:
-    """A place of the recipe that runs code."""
+    """A place of the recipe that runs code, or opens the server to requests that change it."""
     name, _, why = line.partition(": ")
     return Finding(kind="trusts-code" if is_allowed else "runs-code", name=name, told=f"{name}: {why}")
 

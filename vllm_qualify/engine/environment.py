@@ -155,3 +155,8 @@ def digest_of(content: Mapping[str, str]) -> str:
 
 def content_digest(folder: Path) -> str:
     return digest_of(content_of(folder))
+
+
+def digest_at(path: Path) -> str:
+    """The digest of a file, or of a folder's content. Raises OSError."""
+    return content_digest(path) if path.is_dir() else file_digest(path)

@@ -58,6 +58,8 @@ class Measurement(Frozen):
     repeats: list[Number] = []
     interval: Interval | None = None
     invalid_because: str | None = None
+    is_unproven: bool = False
+    """whether it is invalid only because nothing proves that the answers took their path, or could have shown a fault"""
     ended_because: str | None = None
     """why less was measured than planned"""
     not_in_interval: list[str] = []

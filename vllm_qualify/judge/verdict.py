@@ -63,7 +63,7 @@ class Judgement(Frozen):
     """The verdict of a cell with everything that it was judged by.
 
     `comparisons` are the measurements against the baseline and the anchor. `not_judged` are the gates that had nothing to be
-    held against.
+    held against, and those on paths that were not asked for and not proven.
     """
 
     verdict: Verdict

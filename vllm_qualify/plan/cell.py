@@ -10,10 +10,12 @@ from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.recipe.accuracy import Accuracy, Likelihood, Smoke
-from vllm_qualify.recipe.code import TASKS_CODE, code_of_server
-from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.code import TASKS_CODE, code_of_server, openings_of_server
+from vllm_qualify.recipe.contract import Capability, Contract
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
 from vllm_qualify.recipe.load import Load, LoadSettings
+from vllm_qualify.recipe.metrics import PATH_METRICS
+from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.roles import EFFORT, FOUND, NOTE, PLACE, WORK, Settings
 from vllm_qualify.recipe.sampling import Sampling
@@ -63,8 +65,12 @@ class TaskPlan(Settings):
     """whether the task may end after any block of questions, but not before `least_repetitions`"""
     questions: Annotated[list[Path] | None, PLACE] = None
     """local files of questions, and of solved examples if there are any"""
+    questions_digests: Annotated[list[str], WORK] = []
+    """the digest of each of these files"""
     folder: Annotated[Path | None, PLACE] = None
     """the folder with lm-eval's YAML files of own tasks"""
+    folder_digest: Annotated[str | None, WORK] = None
+    """the digest of that folder's content"""
     recommended: Annotated[Sampling | None, WORK] = None
     """the numbers behind `sampling: model`"""
 
@@ -195,6 +201,8 @@ class CellPlan(Settings, ProfileStages):
     """with `fit` it follows from `workload`, once the fit is found"""
     prompts: Annotated[Path | None, PLACE] = None
     """the load's file: of prompts, or a trace"""
+    paths: Annotated[Paths | None, WORK] = None
+    """the paths of answers through a busy server; null if none is taken"""
     soak: Annotated[Soak | None, WORK] = None
     workload: Annotated[LoadSettings | None, WORK] = None
     """the profile's load, from which the load after a fit is made; null without a fit"""
@@ -292,6 +300,16 @@ class CellPlan(Settings, ProfileStages):
         return list(dict.fromkeys([*own, *self.code]))
 
     @property
+    def openings(self) -> list[str]:
+        """What of the server's settings opens it to requests that change it, in words."""
+        return openings_of_server(self.server.arguments, self.server.environment)
+
+    @property
+    def promised(self) -> list[Capability]:
+        """What the server offers beyond completions, as far as its contract is asked for."""
+        return self.contract.capabilities if self.contract else []
+
+    @property
     def gates_over_starts(self) -> list[Gate]:
         """The gates against the baseline that further starts of the server can decide."""
         return [gate for gate in self.gates if gate.is_over_starts]
@@ -308,6 +326,10 @@ class CellPlan(Settings, ProfileStages):
     @property
     def is_speculative(self) -> bool:
         return self.server.engine_kind.speculative in self.server.arguments
+
+    def need_not_be_proven(self, gate: Gate) -> bool:
+        """Whether the gate is not judged where its path cannot be proven to have been taken."""
+        return self.paths is not None and not self.paths.must_be_proven and gate.metric in PATH_METRICS
 
     @property
     def judged_gates(self) -> list[Gate]:

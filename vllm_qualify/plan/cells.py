@@ -125,7 +125,7 @@ def _plan_cell(
         load=workload.load_plan(loaded, profile_name, profile, gates, server, place),
         prompts=workload.workload_file(loaded, profile.load),
         soak=profile.soak,
-        **profile.asked_stages,
+        **recipe.stages_of(variant, profile),
         workload=profile.load if profile.fit else None,
         warm_starts=serving.warm_starts,
         starts=starts_of(serving, gates),

@@ -4,26 +4,40 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_qualify.engine.server import draft_model, gpu_count, with_draft, with_speculation_parsed
-from vllm_qualify.errors import CallerError
+from vllm_qualify.engine.environment import content_digest
+from vllm_qualify.engine.hub import resolve_commit
+from vllm_qualify.engine.server import MODEL, draft_model, gpu_count, with_draft, with_speculation_parsed
+from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
-from vllm_qualify.plan.choice import Selection
+from vllm_qualify.plan.choice import Selection, check_model_at, pick
 from vllm_qualify.plan.gates import judging_of, select_cell, starts_of
-from vllm_qualify.plan.server import undrafted_of
-from vllm_qualify.plan.workload import most_clients, num_concurrent, prompts_needed, repetitions_of
+from vllm_qualify.plan.generation import recommended_sampling
+from vllm_qualify.plan.parts import with_parts
+from vllm_qualify.plan.server import draft_folder, undrafted_of
+from vllm_qualify.plan.workload import (
+    likelihood_plan,
+    load_digest,
+    most_clients,
+    num_concurrent,
+    prompts_needed,
+    repetitions_of,
+    task_plan,
+)
 from vllm_qualify.recipe.load import Workload
-from vllm_qualify.recipe.recipe import Profile, Recipe, Serving
+from vllm_qualify.recipe.recipe import LoadedRecipe, Profile, Recipe, Serving
 from vllm_qualify.recipe.roles import EFFORT, PLACE, WORK, part
 from vllm_qualify.recipe.searches import Fit
 from vllm_qualify.recipe.serving import EngineName, ServerArguments
 
 
-def difference(plan: CellPlan, recipe: Recipe) -> str:
+def difference(plan: CellPlan, loaded: LoadedRecipe) -> str:
     """What of the plan is not the recipe's, in words; empty if nothing is.
 
-    Not compared is what no recipe has (`FOUND`, and what a fit found, the commit behind a branch, files of the machine), and a
-    budget of time, which the caller may give.
+    Files are compared by their content, and a branch by the commit that the hub has for it now. Not compared is what only the
+    host knows (`FOUND`, and what a fit found), and a budget of time, which the caller may give. Where this machine lacks a file
+    or the hub does not answer, that is the difference.
     """
+    recipe = loaded.recipe
     try:
         selection = select_cell(plan.cell, recipe)
         judging = judging_of(recipe, selection, plan.cell.profile)
@@ -32,7 +46,12 @@ def difference(plan: CellPlan, recipe: Recipe) -> str:
             different.append("baseline's variant")
         different += _compare_measuring(plan, recipe, selection.serving, selection.profiles[plan.cell.profile])
         different += [*_compare_server(plan, selection, recipe), *_compare_checks(plan)]
-    except CallerError as error:
+        if plan.cell.recipe != recipe.name:
+            different.append("recipe's name")
+        if not different:
+            # Only now is it worth reading files, and asking the hub.
+            different += [*_compare_data(plan, loaded), *_compare_release(plan, loaded, selection)]
+    except (CallerError, HostError) as error:
         return error.problem
     return f"{', '.join(different)}: not as in the recipe" if different else ""
 
@@ -49,7 +68,8 @@ def _compare_measuring(plan: CellPlan, recipe: Recipe, serving: Serving, profile
         yield "texts that are scored"
     if scored != (recipe.likelihood if plan.server.engine_kind.scores_prompts else None):
         yield "likelihood settings"
-    yield from (name for name, settings in profile.asked_stages.items() if plan.asked_stages[name] != settings)
+    asked = recipe.stages_of(recipe.variants[plan.cell.variant], profile)
+    yield from (name for name, settings in asked.items() if plan.asked_stages[name] != settings)
     if plan.workload and not plan.fit:
         yield "workload of a fit"
     if plan.soak != profile.soak:
@@ -99,6 +119,51 @@ def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
     return _recipe_settings(expected) == _recipe_settings(plan.load)
 
 
+def _compare_data(plan: CellPlan, loaded: LoadedRecipe) -> Iterator[str]:
+    """The files of questions, texts and prompts, by their content. Raises CallerError, HostError."""
+    for task in plan.accuracy:
+        own = task_plan(loaded, task.settings, None, [])
+        if (task.questions_digests, task.folder_digest) != (own.questions_digests, own.folder_digest):
+            yield f"questions of {task.name}"
+        if task.recommended and task.recommended != recommended_sampling(plan.server, f"accuracy.{task.name}.sampling"):
+            yield "sampling that the model recommends"
+    if plan.likelihood:
+        scored = likelihood_plan(loaded, plan.likelihood.settings, plan.server, plan.gates)
+        if scored is None or scored.texts_sha256 != plan.likelihood.texts_sha256:
+            yield "texts that are scored"
+    profile = pick(loaded.recipe.gpu_types, plan.cell.gpu_type, "GPU type", "--recipe").profiles[plan.cell.profile]
+    if plan.load.prompts_sha256 != load_digest(loaded, profile.load):
+        yield "prompts of the load"
+
+
+def _compare_release(plan: CellPlan, loaded: LoadedRecipe, selection: Selection) -> Iterator[str]:
+    """The weights and all else that shapes replies, by commits and by content. Raises CallerError, HostError."""
+    variant, server, revision = selection.variant, plan.server, plan.cell.release.revision
+    if variant.is_local:
+        check_model_at(loaded.path(variant.model), "`model`")
+        if revision != content_digest(loaded.path(variant.model)):
+            yield "files of the model"
+    elif _is_commit(variant.revision):
+        if revision != variant.revision:
+            yield "revision"
+    elif revision != (now := resolve_commit(variant.model, variant.revision, "check")):
+        yield f"revision, which is {now} on the hub"
+    options, _ = selection.arguments_of(plan.cell.profile, plan.cell.release.engine.version)
+    draft = draft_folder(loaded, with_speculation_parsed(options, server.kind), server.kind)
+    if server.draft_digest != (content_digest(draft) if draft else None):
+        yield "files of the draft model"
+    # A draft model in a folder has another path on each machine.
+    pinned = [part for part in server.parts if part.option != MODEL and part.revision != server.draft_digest]
+    own = with_parts(server.model_copy(update={"parts": [], "draft_digest": None}), None).parts
+    if pinned != own:
+        yield "commits and files that options name"
+
+
+def _is_commit(revision: str | None) -> bool:
+    """Whether a recipe names a commit: a branch or a tag has another one from time to time."""
+    return bool(re.fullmatch("[0-9a-f]{40}", revision or ""))
+
+
 def _recipe_settings(load: Workload) -> dict[str, Any]:
     """What of a load a recipe says. The content of its file is not in a recipe, and a caller may replace the budget of time."""
     return part(load, WORK, EFFORT, PLACE) | {"prompts_sha256": None, "seeded_by": None, "time_budget_s": None}
@@ -110,13 +175,12 @@ def _compare_server(plan: CellPlan, selection: Selection, recipe: Recipe) -> Ite
     fitted = plan.fit.options if plan.fit else []
     if (plan.cell.release.model, server.kind) != (variant.model, variant.engine):
         yield "model and engine"
-    # A branch or a tag has another commit from time to time.
-    if re.fullmatch("[0-9a-f]{40}", variant.revision or "") and plan.cell.release.revision != variant.revision:
-        yield "revision"
     if (server.served_model_name, server.aliases) != (recipe.served_model_name, recipe.aliases):
         yield "served model name"
     if server.memory_limit_gib != selection.serving.memory_limit_gib:
         yield "memory limit"
+    if server.startup_timeout_s != selection.serving.startup_timeout_s:
+        yield "time limit of a start"
     if server.signed_by != variant.signed_by:
         yield "publisher's key"
     options = with_speculation_parsed(options, server.kind)

@@ -14,7 +14,13 @@ def contradiction(plan: CellPlan) -> str:
     """In what the server of a plan is another one than its release and its parts say, in words; empty if it is the same."""
     server, release = plan.server, plan.cell.release
     return "; ".join(
-        [*_contradict_model(server, release), *_contradict_engine(server, release.engine), *_contradict_parts(server)]
+        [
+            *_contradict_model(server, release),
+            *_contradict_engine(server, release.engine),
+            *_contradict_parts(server),
+            *_contradict_machine(plan),
+            *_contradict_purpose(plan),
+        ]
     )
 
 
@@ -25,7 +31,7 @@ def _contradict_model(server: ServerPlan, release: Release) -> Iterator[str]:
             yield f"it serves {server.model} at {server.revision}, and names {named}"
     elif not (release.model.startswith(PATHS) and release.revision.startswith("sha256:")):
         yield f"it serves a folder, and names {named}"
-    elif release.files and digest_of(release.files) != release.revision:
+    elif digest_of(release.files) != release.revision:
         yield "its files are not those of its digest"
 
 
@@ -35,6 +41,16 @@ def _contradict_engine(server: ServerPlan, named: EngineIdentity) -> Iterator[st
     if (server.kind, engine.launcher, digest) != (named.kind, named.launcher, named.digest):
         served = f"{server.kind} {digest} by {engine.launcher}"
         yield f"its engine is {served}, and it names {named.kind} {named.digest} by {named.launcher}"
+
+
+def _contradict_machine(plan: CellPlan) -> Iterator[str]:
+    if plan.fingerprint.gpu_type != plan.cell.gpu_type:
+        yield f"its machine has {plan.fingerprint.gpu_type}, and it names {plan.cell.gpu_type}"
+
+
+def _contradict_purpose(plan: CellPlan) -> Iterator[str]:
+    if (plan.new_anchor or plan.load_alone) and not plan.establishes:
+        yield "it is held against less than other runs are, and becomes no baseline"
 
 
 def _contradict_parts(server: ServerPlan) -> Iterator[str]:

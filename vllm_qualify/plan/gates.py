@@ -7,7 +7,7 @@ from vllm_qualify.plan.cell import Cell, CellPlan
 from vllm_qualify.plan.choice import Selection, pick
 from vllm_qualify.recipe.contract import Contract, checks_of
 from vllm_qualify.recipe.gates import Gate, Minimum
-from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, path_metric
+from vllm_qualify.recipe.metrics import NCCL_INFINIBAND, PATH_METRICS, REORDERED, path_metric
 from vllm_qualify.recipe.recipe import Recipe, Serving
 from vllm_qualify.recipe.serving import Arguments, Variant
 
@@ -19,7 +19,16 @@ SMOKE_GATES = ("smoke_model_identity", "smoke_finish_reason", "smoke_usage", "sm
 
 def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
     """The plan with what `recipe` has to judge its cell by. Raises CallerError if the recipe does not have the cell."""
-    return plan.model_copy(update=judging_of(recipe, select_cell(plan.cell, recipe), plan.cell.profile))
+    selection = select_cell(plan.cell, recipe)
+    judging = judging_of(recipe, selection, plan.cell.profile)
+    if plan.paths is None:
+        # What was not measured is not judged; the recipe's own paths make it another plan than the recipe's.
+        judging["gates"] = [gate for gate in judging["gates"] if gate.metric not in PATH_METRICS]
+    elif not plan.warm_starts:
+        judging["gates"] = [gate for gate in judging["gates"] if gate.metric != path_metric(REORDERED)]
+    if plan.paths and (now := selection.profiles[plan.cell.profile].paths):
+        judging["paths"] = plan.paths.model_copy(update={"must_be_proven": now.must_be_proven})
+    return plan.model_copy(update=judging)
 
 
 def select_cell(cell: Cell, recipe: Recipe) -> Selection:
@@ -38,11 +47,10 @@ def judging_of(recipe: Recipe, selection: Selection, profile_name: str) -> dict[
     """The fields of a plan by which its cell is judged and approved, as the recipe has them."""
     serving, variant, profile = selection.serving, selection.variant, selection.profiles[profile_name]
     cell, contract = (selection.gpu_type, selection.variant_name, profile_name), contract_of(recipe, variant, serving, profile)
-    promised = contract.capabilities if contract else []
     checks = [*SMOKE_GATES, *(["smoke_golden"] if variant.smoke_golden is not None else [])]
     checks += [check.name for check in contract.checks] if contract else []
     checks += [] if serving.network is None else [NCCL_INFINIBAND]
-    checks += [path_metric(path) for path in profile.paths.taken(promised)] if profile.paths else []
+    checks += recipe.path_checks_of(variant, serving, profile)
     return {
         "gates": [*(Minimum(metric=check, minimum=1.0, unit="bool") for check in checks), *recipe.gates_of(profile)],
         "waivers": [waiver for waiver in recipe.waivers if (waiver.gpu_type, waiver.variant, waiver.profile) == cell],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.environment import content_digest, file_digest
+from vllm_qualify.engine.environment import digest_at
 from vllm_qualify.engine.hub import Repository, cache_folder, check_files, find_repository, folder_name
 from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.errors import CallerError, HostError, writing
@@ -46,7 +46,7 @@ def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
     files = [(part.name, part.revision) for part in server.parts if not part.is_of_the_hub]
     for name, digest in (*own, *files):
         with writing(place):
-            is_same = _digest_of(Path(name).expanduser()) == digest
+            is_same = digest_at(Path(name).expanduser()) == digest
         if not is_same:
             problem = f"{name} was changed while it was served, so nothing shows what was measured"
             raise HostError(problem, "find out who writes there, and qualify again", place, kind="model-changed")
@@ -91,17 +91,13 @@ def _part_named(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
     """What an option names. In a container a path is one of the image, whose digest covers it."""
     path, kind = Path(name).expanduser(), server.engine_kind
     if not server.in_container and _is_there(path):
-        yield Part(option=option, name=name, revision=_digest_of(path))
+        yield Part(option=option, name=name, revision=digest_at(path))
     elif not _REPOSITORY.fullmatch(name):
         return
     elif option.partition(".")[0] in kind.repositories:
         yield _hub_part(option, find_repository(name, None, PLACE))
     elif option.partition(".")[0] in kind.unpinned:
         raise _cannot_be_pinned(server, option, name)
-
-
-def _digest_of(path: Path) -> str:
-    return content_digest(path) if path.is_dir() else file_digest(path)
 
 
 def _is_there(path: Path) -> bool:

@@ -31,7 +31,7 @@ def server_plan(
     server, environment = selection.arguments_of(profile, version)
     server = with_speculation_parsed(server, variant.engine)
     inherited = {name: value for name, value in inherited_by_engines().items() if name not in environment}
-    draft = _find_draft(loaded, server, variant.engine)
+    draft = draft_folder(loaded, server, variant.engine)
     return ServerPlan(
         engine=engine,
         model=str(loaded.path(variant.model)) if variant.is_local else variant.model,
@@ -49,7 +49,7 @@ def server_plan(
     )
 
 
-def _find_draft(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -> Path | None:
+def draft_folder(loaded: LoadedRecipe, arguments: ServerArguments, kind: EngineName) -> Path | None:
     """The folder of a draft model that is given as a path. Raises HostError if there is no model in it."""
     model = draft_model(arguments, kind)
     if model is None or not model.startswith(PATHS):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vllm_qualify.engine.environment import content_digest, digest_at
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError, RecipeError
 from vllm_qualify.plan.cell import LikelihoodPlan, TaskPlan
@@ -55,7 +56,9 @@ def task_plan(loaded: LoadedRecipe, settings: Accuracy, server: ServerPlan | Non
         repetitions=repetitions_of(settings, gates),
         sequential=settings.sequential,
         questions=questions,
+        questions_digests=[digest_at(path) for path in questions or ()],
         folder=folder,
+        folder_digest=content_digest(folder) if folder else None,
         recommended=recommended,
     )
 
@@ -159,6 +162,15 @@ def prompts_needed(settings: LoadSettings, gates: list[Gate]) -> int:
 def workload_file(loaded: LoadedRecipe, settings: LoadSettings) -> Path | None:
     """The file of prompts or the trace, if the workload has one."""
     return loaded.path(settings.file) if settings.file else None
+
+
+def load_digest(loaded: LoadedRecipe, settings: LoadSettings) -> str | None:
+    """The digest of the workload's file, as a load has it. Raises HostError without the file, CallerError as `load_plan`."""
+    if settings.trace:
+        file = loaded.path(settings.trace)
+        return read_trace(file, most=settings.num_prompts, speed=settings.trace_speed).trace.digest
+    prompts = workload_file(loaded, settings)
+    return None if prompts is None else _digest_of_lines(prompts, "prompts", "load", "prompt")[0]
 
 
 def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str, int]:

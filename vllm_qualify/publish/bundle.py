@@ -16,7 +16,7 @@ from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, manifest_key, put_place
 from vllm_qualify.publish.order import next_number
-from vllm_qualify.publish.store import MissingObjectError, Store
+from vllm_qualify.publish.store import MOST_EVIDENCE_BYTES, MissingObjectError, Store, TooLongError
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
@@ -202,10 +202,19 @@ def write_evidence(folder: Path, file: EvidenceFile, body: bytes) -> bool:
     return describe(path, folder) == file
 
 
+def read_evidence(store: Store, file: EvidenceFile) -> bytes:
+    """A file of evidence. Raises StoreError, also if it is longer than is said of it."""
+    try:
+        return store.get(evidence_key(file), min(file.size, MOST_EVIDENCE_BYTES))
+    except TooLongError as error:
+        place = store.locate(evidence_key(file))
+        raise StoreError("a stored object is not what its report says", "do not trust this run", place) from error
+
+
 def _put_object(store: Store, key: str, body: bytes) -> StoredObject:
     try:
         store.put_new(key, body, TYPES.get(PurePosixPath(key).suffix, PLAIN))
     except AlreadyExistsError:
-        if store.get(key) != body:
+        if store.get(key, MOST_EVIDENCE_BYTES) != body:
             raise
     return StoredObject(key=key, sha256=hashlib.sha256(body).hexdigest(), size=len(body))

@@ -22,15 +22,18 @@ LOCK_WAIT_S = 30.0
 LOCK_POLL_S, LONGEST_LOCK_POLL_S = 0.001, 0.01
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file. Raises OSError, also for a pipe or a device, whose content might never end."""
+def read_file(path: Path, most_bytes: int = store.MOST_DOCUMENT_BYTES) -> bytes:
+    """The content of a file. Raises TooLongError, or OSError, also for a pipe or a device, whose content might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        kind = os.fstat(file.fileno()).st_mode
+        about = os.fstat(file.fileno())
+        kind = about.st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(kind):
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        if about.st_size > most_bytes:
+            raise store.too_long_error(str(path), most_bytes)
         return file.read()
 
 
@@ -68,8 +71,8 @@ class DirectoryStore:
                 raise store.already_exists(str(path))
         _write_file(path, body, _link_file)
 
-    def get(self, key: str) -> bytes:
-        return self._read_body(self._path_of_key(key))
+    def get(self, key: str, most_bytes: int = store.MOST_DOCUMENT_BYTES) -> bytes:
+        return self._read_body(self._path_of_key(key), most_bytes)
 
     def read(self, key: str) -> Stored:
         return self._read_stored(self._path_of_key(key))
@@ -134,10 +137,10 @@ class DirectoryStore:
         self._last = stored = Stored(body, _content_tag(body))
         return stored
 
-    def _read_body(self, path: Path) -> bytes:
+    def _read_body(self, path: Path, most_bytes: int = store.MOST_DOCUMENT_BYTES) -> bytes:
         with _as_store_errors(path):
             try:
-                return read_file(path)
+                return read_file(path, most_bytes)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 self._require_root()
                 raise store.missing_error(str(path)) from None

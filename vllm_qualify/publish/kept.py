@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +25,7 @@ from vllm_qualify.evidence.stages.table import TABLE, parse
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import within_budget
 from vllm_qualify.plan.request import Reuse
-from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest, write_evidence
+from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_evidence, read_manifest, write_evidence
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import StageName
@@ -158,7 +159,7 @@ def _find_usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[R
 
 def _newest_first(store: Store, stage: StageName, plan: CellPlan) -> Iterator[Reusable]:
     for key in reversed(list(store.keys(_stage_folder(stage, plan)))):
-        yield Reusable(read_kept(store, key), lambda file: store.get(evidence_key(file)))
+        yield Reusable(read_kept(store, key), partial(read_evidence, store))
 
 
 def read_kept(store: Store, key: str) -> KeptStage:
@@ -180,10 +181,12 @@ def _may_be_used(store: Store, kept: KeptStage, reuse: Reuse) -> bool:
 def _has_invalid_gate(plan: CellPlan, stage: StageName, measurements: list[Any]) -> bool:
     """Whether a gate's own measurement is invalid: then it is better measured again, also for a run that becomes a baseline.
 
+    A path that the server cannot be proven to take is no more proven the next time.
+
     Of further starts only what is judged counts: a start that says nothing of a gate is left as it is.
     """
     gated = {gate.metric for gate in (plan.judged_gates if stage == "starts" else plan.gates)}
-    return any(measurement.metric in gated and measurement.invalid_because for measurement in measurements)
+    return any(row.metric in gated and row.invalid_because and not row.is_unproven for row in measurements)
 
 
 def _copy_files(store: Store, kept: KeptStage, read: Callable[[EvidenceFile], bytes], evidence: Path) -> None:

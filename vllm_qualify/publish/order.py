@@ -63,6 +63,14 @@ def next_number(store: Store, cell: str) -> int:
     return retry_swap(attempt, "the cell's counter", "publish the run again", store.locate(key))
 
 
+def check_given(store: Store, run: Ordered, cell: str) -> None:
+    """Raises StoreError if the store gave no run of the cell the run's number: after a larger one nothing could follow."""
+    last, _ = _read_counter(store, sequence_key(cell))
+    if run.sequence > last:
+        problem = f"run {run.run_id} says that it is number {run.sequence} of its cell, and the store gave {last} numbers"
+        raise StoreError(problem, "do not trust this run", store.locate(sequence_key(cell)))
+
+
 def _read_counter(store: Store, key: str) -> tuple[int, str | None]:
     """The last number that was given, 0 before the first, and the counter's tag."""
     try:

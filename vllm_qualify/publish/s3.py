@@ -65,8 +65,8 @@ class S3Store:
     def put_new(self, key: str, body: bytes, content_type: str) -> None:
         self._create_object(self._object_name(key), body, content_type)
 
-    def get(self, key: str) -> bytes:
-        return self.read(key).body
+    def get(self, key: str, most_bytes: int = store.MOST_DOCUMENT_BYTES) -> bytes:
+        return self._read_object(self._object_name(key), most_bytes).body
 
     def read(self, key: str) -> Stored:
         return self._read_object(self._object_name(key))
@@ -113,9 +113,12 @@ class S3Store:
     def _object_name(self, key: str) -> str:
         return self._base + checked_key(key)
 
-    def _read_object(self, name: str) -> Stored:
+    def _read_object(self, name: str, most_bytes: int = store.MOST_DOCUMENT_BYTES) -> Stored:
         def whole() -> Stored:
             answer = self._client.get_object(Bucket=self._bucket, Key=name)
+            if answer["ContentLength"] > most_bytes:
+                answer["Body"].close()
+                raise store.too_long_error(f"s3://{self._bucket}/{name}", most_bytes)
             return Stored(answer["Body"].read(), answer["ETag"].strip('"'))
 
         return self._ask("read", lambda: _again_when_cut(whole), name)

@@ -27,6 +27,11 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_@+=~][A-Za-z0-9_@+=~.,:-]*")
 _SEGMENT_BYTES = 255  # of a file name
 _KEY_BYTES = 900  # S3 allows 1024, including the prefix
 
+# The longest document: the report of a cell with all questions has some megabytes, an index of 10,000 cells some thirty.
+MOST_DOCUMENT_BYTES = 2**27
+# The longest file of evidence: a load's scrapes have some hundred megabytes.
+MOST_EVIDENCE_BYTES = 2**32
+
 PROBE_KEY = ".store"
 PROBE_BODY = b"A vllm-qualify store. Objects here are written once.\n"
 SWAP_PROBE_KEY = ".store.swap"
@@ -36,6 +41,10 @@ CONDITIONAL = "use a store that supports conditional writes: AWS S3, Ceph 16 or 
 
 class MissingObjectError(StoreError):
     """The store can be reached, but has no object with this key."""
+
+
+class TooLongError(StoreError):
+    """An object is longer than its reader takes: whoever publishes decides how long objects are."""
 
 
 class ChangedError(StoreError):
@@ -79,11 +88,11 @@ class Store(Protocol):
             StoreBusyError: as above. The object may still have been written; a second call then raises AlreadyExistsError.
         """
 
-    def get(self, key: str) -> bytes:
-        """The object's content. Raises MissingObjectError."""
+    def get(self, key: str, most_bytes: int = MOST_DOCUMENT_BYTES) -> bytes:
+        """The object's content. Raises MissingObjectError, or TooLongError, which has read no more than `most_bytes`."""
 
     def read(self, key: str) -> Stored:
-        """The object's content and the tag of exactly this content. Raises MissingObjectError."""
+        """The object's content and the tag of exactly this content. Raises as `get`."""
 
     def swap(self, key: str, body: bytes, content_type: str, tag: str | None) -> None:
         """Write a changeable object if it still has `tag`; with None, only if it does not exist.
@@ -226,6 +235,11 @@ def already_exists(where: str) -> AlreadyExistsError:
 
 def changed_error(where: str) -> ChangedError:
     return ChangedError(f"{where} was changed by somebody else meanwhile", "read it again, and decide anew", PLACE)
+
+
+def too_long_error(where: str, most_bytes: int) -> TooLongError:
+    problem = f"{where} is longer than the {most_bytes:,} bytes that it may have"
+    return TooLongError(problem, "find out who wrote it, and delete it", PLACE)
 
 
 def missing_error(where: str) -> MissingObjectError:

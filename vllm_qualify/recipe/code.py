@@ -1,4 +1,4 @@
-"""What of a recipe runs code: who qualifies another's recipe reads this first, and says that it may."""
+"""What of a recipe runs code, or opens its server: who qualifies another's recipe reads this first, and says that it may."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.accuracy import Accuracy
-from vllm_qualify.recipe.environment import why_code
+from vllm_qualify.recipe.environment import why_code, why_open
 from vllm_qualify.recipe.loading import MOST_CHARACTERS, catalog_folder
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 from vllm_qualify.recipe.serving import Arguments, ByVersion, Environment, ServerArguments
@@ -29,6 +29,12 @@ _OPTIONS = {
     "tool-server": "tools that it names run what the model writes",
     "cache-dir": "the server loads compiled code from this folder",
 }
+# vLLM's options with which its server takes requests that change it.
+_OPENING_OPTIONS = {
+    "enable-elastic-ep": "whoever reaches the server may change the number of its engines",
+    "enable-fault-tolerance": "whoever reaches the server may pause and restart its engines",
+    "profiler-config": "whoever reaches the server may have it profiled, which makes it slow",
+}
 # The last words of other options that take the name of a class, a module or a plugin.
 _NAMES_CODE = re.compile(r"(^|-)(cls|class|plugins?|module|module-path)$")
 # vLLM accepts the beginning of an option's name. These begin like one of the above, and are whole names.
@@ -42,22 +48,26 @@ _FUNCTION = "!function"
 
 
 def check_allowed(loaded: LoadedRecipe, allow_code: bool) -> None:
-    """Raises CallerError if the recipe runs code, and is neither the catalog's nor allowed to."""
-    if not allow_code and not is_of_the_catalog(loaded) and (code := code_of(loaded)):
-        raise _not_allowed(code, "RECIPE")
+    """Raises CallerError if the recipe runs code or opens its server, and is neither the catalog's nor allowed to."""
+    if not allow_code and not is_of_the_catalog(loaded):
+        _refuse_untrusted(code_of(loaded), openings_of(loaded), "RECIPE")
 
 
 def check_import_allowed(recipe: Recipe, source: Path, allow_code: bool) -> list[str]:
-    """What of an imported recipe runs code. Raises CallerError if there is any, and that is not allowed."""
-    code = code_of(LoadedRecipe(recipe=recipe, folder=source.parent.absolute()))
-    if code and not allow_code:
-        raise _not_allowed(code, str(source))
-    return code
+    """What of an imported recipe runs code or opens its server. Raises CallerError if anything does and is not allowed."""
+    loaded = LoadedRecipe(recipe=recipe, folder=source.parent.absolute())
+    code, openings = code_of(loaded), openings_of(loaded)
+    if not allow_code:
+        _refuse_untrusted(code, openings, str(source))
+    return [*code, *openings]
 
 
-def _not_allowed(code: list[str], place: str) -> CallerError:
-    remedy = "read what it names, then add --allow-code (of a deployment: allow_code)"
-    return CallerError(f"the recipe runs code: {'; '.join(code)}", remedy, place)
+def _refuse_untrusted(code: list[str], openings: list[str], place: str) -> None:
+    """Raises CallerError if there is any."""
+    said = [f"{what}: {'; '.join(lines)}" for what, lines in (("runs code", code), ("opens its server", openings)) if lines]
+    if said:
+        remedy = "read what it names, then add --allow-code (of a deployment: allow_code)"
+        raise CallerError(f"the recipe {'; it '.join(said)}", remedy, place)
 
 
 def is_of_the_catalog(loaded: LoadedRecipe) -> bool:
@@ -71,6 +81,18 @@ def code_of(loaded: LoadedRecipe) -> list[str]:
     layers = [line for place, of in _all_layers(recipe) for line in code_of_server(of.server, of.environment, place)]
     folders = ((each, loaded.path(each.task_folder)) for each in recipe.accuracy if each.task_folder)
     return [*layers, *(line for each, folder in folders for line in code_of_task(each, folder))]
+
+
+def openings_of(loaded: LoadedRecipe) -> list[str]:
+    """Each place of a recipe that opens its server to requests that change it; empty if there is none."""
+    return [line for place, of in _all_layers(loaded.recipe) for line in openings_of_server(of.server, of.environment, place)]
+
+
+def openings_of_server(server: ServerArguments, environment: Environment, place: str = "") -> list[str]:
+    """Each option and variable that opens a server to requests that change it, with what they may do."""
+    options = (line for name, value in server.items() for line in _list_openings(name, value, f"{place}server"))
+    reasons = ((name, why_open(name, value)) for name, value in environment.items())
+    return [*dict.fromkeys(options), *(f"{place}environment.{name}: {why}" for name, why in reasons if why)]
 
 
 def code_of_server(server: ServerArguments, environment: Environment, place: str = "") -> list[str]:
@@ -99,6 +121,17 @@ def _all_layers(recipe: Recipe) -> Iterator[tuple[str, Arguments | ByVersion]]:
 
 
 # --- options
+
+
+def _list_openings(name: str, value: JsonValue, place: str) -> Iterator[str]:
+    """vLLM accepts the beginning of an option's name, and a part of its value after a dot."""
+    written = name.partition(".")[0]
+    beginning = written.replace("_", "-")
+    if beginning.startswith("no-") and isinstance(value, bool):
+        beginning, value = beginning.removeprefix("no-"), not value
+    if value is False or value is None or value == {}:
+        return
+    yield from (f"{place}.{written}: {why}" for option, why in _OPENING_OPTIONS.items() if option.startswith(beginning))
 
 
 def _list_code_of_option(name: str, value: JsonValue, place: str) -> list[str]:

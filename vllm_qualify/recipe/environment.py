@@ -1,4 +1,4 @@
-"""Which variables a recipe may set for its server, and which of them load code.
+"""Which variables a recipe may set for its server, and which of them load code or open the server.
 
 A recipe tunes an engine. Where downloads come from, where secrets and results go, and how Python and the linker start are
 settings of the host: no recipe sets them.
@@ -33,6 +33,11 @@ _LOADS_CODE = {
     "NCCL_COMM_ID": "names another host, whose objects are unpickled",
     "OMP_PREFIX": "names a place that the server's kernels are compiled with",
 }
+# What vLLM's routers offer then, beside the API.
+_OPENS = {
+    "VLLM_SERVER_DEV_MODE": "whoever reaches the server may call its workers' methods, also those that change weights",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "whoever reaches the server may add adapters and replace them",
+}
 _A_PLACE = "names a file, a folder or an address that the server may load code from"
 _PLACES = {
     *("PATH", "PATHS", "DIR", "DIRS", "DIRECTORY", "FOLDER", "ROOT", "HOME", "BASE", "FILE", "FILENAME", "LOCATION"),
@@ -66,3 +71,8 @@ def why_code(name: str, value: str) -> str | None:
         return None if value in ("", "0") else _LOADS_CODE[name]
     named = bool(_PLACES.intersection(name.split("_"))) or bool(_LOOKS_LIKE_A_PLACE.search(value))
     return _A_PLACE if named else None
+
+
+def why_open(name: str, value: str) -> str | None:
+    """What whoever reaches the server may do with this variable; None if no more than before."""
+    return None if value.strip().lower() in ("", "0", "false") else _OPENS.get(name)

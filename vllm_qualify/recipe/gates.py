@@ -371,7 +371,7 @@ def refused_in_recipes(metric: Metric) -> str | None:
     if metric.name == NCCL_INFINIBAND:
         return f"{metric.name} gates by itself where a GPU type has `network: infiniband`; leave it out"
     if metric.name in PATH_METRICS:
-        return f"{metric.name} gates by itself where a profile has `paths`; leave it out"
+        return f"{metric.name} gates by itself unless a profile says `paths: false`; leave it out"
     remedy = "set load.max_concurrency to the number wanted, and gate the latencies there"
     refusals = {
         "smoke": "smoke always gates by itself; leave it out",

@@ -111,11 +111,16 @@ PATHS = {
     "cold": "asked twice, with nothing of them in the cache",
     "cached": "asked again, with the prompts in the cache",
     "concurrent": "asked beside as many other long prompts and replies",
-    "evicted": "asked again, after other prompts have pushed them out of the cache",
     "aborted": "asked after clients have hung up in the queue, in the prefill and in the decode",
+    "evicted": "asked again, after other prompts have pushed them out of the cache",
+    "awake": "asked again, after the server was put to sleep and woken up",
 }
+# The path of a server that can be put to sleep.
+AWAKE = "awake"
 # The path of replies that must have a form, which are not compared with cold ones.
 CONSTRAINED = "constrained"
+# The path of such replies by a server that was started again, and whose first form was another one.
+REORDERED = "reordered"
 SCHEMA_VALID, TOOL_CALL_VALID = "schema_valid_share", "tool_call_valid_share"
 CHANGED, FIRST_TOKEN = "changed_share", "first_token_nll_change_nat"
 RECOVERED = "recovered_after_aborts_s"
@@ -218,6 +223,13 @@ _DECLARED = (
     Metric(
         path_metric(CONSTRAINED), "paths", "bool", "higher", "all replies of a busy server have the form that they must have"
     ),
+    Metric(
+        path_metric(REORDERED),
+        "serve",
+        "bool",
+        "higher",
+        "all replies have their form, after a start that began with another form",
+    ),
     Metric(SCHEMA_VALID, "paths", "fraction", "higher", "share of replies that fit their JSON schema, many at once"),
     Metric(TOOL_CALL_VALID, "paths", "fraction", "higher", "share of replies that call the tool that they must, many at once"),
     Metric(RECOVERED, "paths", "s", "lower", "until no request runs and the KV cache is free again, after clients hung up"),
@@ -241,7 +253,7 @@ _DECLARED = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 CONTRACT_METRICS = contract.NAMES
 # The metrics of the paths that gate by themselves.
-PATH_METRICS = tuple(path_metric(path) for path in (*PATHS, CONSTRAINED))
+PATH_METRICS = tuple(path_metric(path) for path in (*PATHS, CONSTRAINED, REORDERED))
 SMOKE_METRICS = tuple(metric.name for metric in _DECLARED if metric.stage == "smoke")
 
 # The required confidence that a percentile is met if no request misses it.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS, Accuracy, Likelihood, Smoke
 from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
@@ -19,12 +19,15 @@ from vllm_qualify.recipe.metrics import (
     METRICS,
     PER_GPU,
     PREFIX_HIT_SHARE,
+    REORDERED,
     TEXT_NLL,
     TEXT_TOP1,
     TURN_TTFTS,
     path_metric,
 )
+from vllm_qualify.recipe.paths import can_sleep, names_backend
 from vllm_qualify.recipe.presets import with_presets
+from vllm_qualify.recipe.roles import Settings
 from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.serving import Arguments, Variant
 from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, Gibibytes, Name, Positive, PositiveShare, Seconds, Text
@@ -228,7 +231,8 @@ class Recipe(Frozen):
         other = next((variant.engine for variant in self.variants.values() if not variant.of_vllm), None)
         if self.aliases and other:
             raise ValueError(f"aliases: a server of {other} has one name, and a variant of this recipe is for it")
-        busy = [f"{gpu_type}.profiles.{name}" for gpu_type, name, profile in self._profiles() if profile.paths]
+        asked = [(f"{gpu_type}.profiles.{name}", profile.paths) for gpu_type, name, profile in self._profiles()]
+        busy = [place for place, paths in asked if paths and paths.must_be_proven]
         if other and busy:
             problem = f"gpu_types.{busy[0]}.paths needs salts for the cache, and the likelihoods of tokens by their ids"
             raise ValueError(f"{problem}, which {other} does not take: leave it out")
@@ -281,9 +285,10 @@ class Recipe(Frozen):
                 raise ValueError(f"{'/'.join(cell)} has more than one anchor")
         for waiver in self.waivers:
             self._check_cell((waiver.gpu_type, waiver.variant, waiver.profile), f"the waiver of {waiver.gate}")
-            profile = self.gpu_types[waiver.gpu_type].profiles[waiver.profile]
-            promised = self.capabilities_of(self.variants[waiver.variant])
-            paths = [path_metric(path) for path in profile.paths.taken(promised)] if profile.paths else []
+            serving = self.gpu_types[waiver.gpu_type]
+            profile = serving.profiles[waiver.profile]
+            variant = self.variants[waiver.variant]
+            promised, paths = self.capabilities_of(variant), self.path_checks_of(variant, serving, profile)
             labels = [*(gate.label for gate in self.gates_of(profile)), *paths]
             asked = [] if self.contract is False else checks_of(promised)
             if waiver.gate not in (*labels, *(check.name for check in asked)):
@@ -303,6 +308,26 @@ class Recipe(Frozen):
     def capabilities_of(self, variant: Variant) -> list[Capability]:
         """What a variant's server offers beyond completions."""
         return self.capabilities if variant.capabilities is None else variant.capabilities
+
+    def stages_of(self, variant: Variant, profile: Profile) -> dict[str, Settings | None]:
+        """What is asked of each stage that a profile may ask for. An engine that takes no paths is not asked for them."""
+        asked = profile.asked_stages
+        return asked if variant.of_vllm else asked | {"paths": None}
+
+    def path_checks_of(self, variant: Variant, serving: Serving, profile: Profile) -> list[str]:
+        """The metrics of the paths that gate by themselves."""
+        paths = profile.paths if variant.of_vllm else None
+        if paths is None:
+            return []
+        promised, layers = self.capabilities_of(variant), (serving, variant, profile)
+        settings = [of for layer in layers for of in (layer, *layer.by_version)]
+        options, variables = dict[str, JsonValue](), dict[str, str]()
+        for of in settings:
+            options |= of.server
+            variables |= of.environment
+        reorders = serving.warm_starts and paths.reorders(promised) and not any(names_backend(of.server) for of in settings)
+        taken = paths.taken(promised, sleeps=can_sleep(options, variables))
+        return [path_metric(path) for path in [*taken, *([REORDERED] if reorders else [])]]
 
     def gates_of(self, profile: Profile) -> list[Gate]:
         """The gates of the recipe and of one of its profiles, each score with its task."""

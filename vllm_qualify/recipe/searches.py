@@ -3,11 +3,11 @@
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.metrics import METRICS, TURN_TTFTS
-from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.paths import UNASKED, Paths
 from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
 from vllm_qualify.recipe.values import Count, Flag, Frozen, Milliseconds, Positive, PositiveShare, Seconds, Text
 
@@ -104,13 +104,22 @@ class Fit(Settings):
         return [name for name, asked in kinds.items() if asked]
 
 
+def _none_if_false(value: object) -> object:
+    """A key with nothing behind it could mean both."""
+    if value is None:
+        raise ValueError("say 'false' to take no paths, or '{}' to take them with their defaults")
+    return None if value is False else value
+
+
 class ProfileStages(Frozen):
     """The stages that a profile may ask for beside its load, each by its name. A cell's plan has them as the profile does."""
 
     sweep: Annotated[Sweep | None, WORK] = Field(None, description="the same workload at other levels")
     fit: Annotated[Fit | None, WORK] = Field(None, description="server arguments that are searched for on the machine")
-    paths: Annotated[Paths | None, WORK] = Field(
-        None, description="the accuracy questions on the paths that answers take through a busy server; each is a gate"
+    paths: Annotated[Paths | None, BeforeValidator(_none_if_false), WORK] = Field(
+        UNASKED,
+        description="the accuracy questions on the paths that answers take through a busy server; each is a gate. `false`"
+        " asks on none",
     )
 
     @property

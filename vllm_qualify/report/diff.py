@@ -229,8 +229,14 @@ def _compared_measurements(report: Report) -> dict[tuple[StageName, str], Measur
     stages = [stage for stage in report.stages if TABLE[stage.stage].has_measurements]
     own = {(stage.stage, measurement.label): measurement for stage in stages for measurement in stage.measurements}
     others = [*report.judgement.comparisons, *report.details.speedups]
-    measurements = own | {(METRICS[each.metric].stage, each.label): each for each in others}
+    measurements = own | {(_stage_of(each), each.label): each for each in others}
     return dict(sorted(measurements.items(), key=lambda entry: STAGES.index(entry[0][0])))
+
+
+def _stage_of(compared: Measurement) -> StageName:
+    """The stage of a comparison. A metric that only another version knows has the stage of its kind: with a task or without."""
+    metric = METRICS.get(compared.metric)
+    return metric.stage if metric else "accuracy" if compared.task else "load"
 
 
 def _compare_measurement(stage: StageName, label: str, a: Measurement, b: Measurement, unlike: Sequence[Unlike]) -> Moved:

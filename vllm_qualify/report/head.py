@@ -27,9 +27,11 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.baseline_sentence(plan)),
         ("Anchor", words.anchor_sentence(plan)),
+        ("Paths", words.unproven_sentence(plan, report.judgement)),
         ("Starts", starts_sentence(report)),
         ("Tries", words.tries(plan)),
         ("Trusts code", "; ".join(plan.foreign_code)),
+        ("Opens the server", "; ".join(plan.openings)),
         ("Since then", changed.brief if changed else ""),
     ]
     return [(name, text) for name, text in rows if text]

@@ -4,15 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.paths.details import DifferingReply, PathTaken
-from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, METRICS, PATHS, path_metric
+from vllm_qualify.evidence.paths.details import DifferingReply, PathsDetails, PathTaken
+from vllm_qualify.plan.cell import CellPlan
+from vllm_qualify.recipe.metrics import CHANGED, CONSTRAINED, FIRST_TOKEN, PATHS, REORDERED, path_metric
+from vllm_qualify.recipe.paths import FORMS_OPTION, names_backend
 from vllm_qualify.report import words
 from vllm_qualify.report.flips import Pieces, mark_differences
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import DASH
 
 # What the requests of each path have gone through.
-THROUGH = PATHS | {CONSTRAINED: "JSON of a schema and calls of tools, plain and streamed, beside requests without a form"}
+THROUGH = PATHS | {
+    CONSTRAINED: "JSON of a schema and calls of tools, plain and streamed, beside requests without a form",
+    REORDERED: "the same forms from a server that was started again, and was asked for another form first",
+}
+ONE_START = (
+    "the first form after a start decides which backend keeps all forms, and the server was started once: set `warm_starts: 1`,"
+    f" or name the `backend` in `{FORMS_OPTION}`"
+)
 
 
 @dataclass(frozen=True)
@@ -49,19 +58,26 @@ class PathRow:
 
 
 def path_rows(report: Report) -> list[PathRow]:
-    """The paths that are judged, in their order, and after them those that the recipe leaves out. None without details."""
-    details = report.details.paths
-    if details is None:
-        return []
-    measured = {row.metric: row for row in report.measurements if METRICS[row.metric].stage == "paths"}
+    """The paths of the plan, in their order, and after them those that the recipe leaves out."""
+    details = report.details.paths or PathsDetails(taken=[], left_out={})
+    measured = {row.metric: row for row in report.measurements}
     taken = {each.path: each for each in details.taken}
-    rows = [_make_row(path, taken.get(path), measured) for path in THROUGH if path_metric(path) in measured]
-    return rows + [PathRow(path, "not judged", f"the recipe leaves it out: {why}") for path, why in details.left_out.items()]
+    paths = report.plan.paths
+    unproven = "invalid" if paths is None or paths.must_be_proven else "not judged"
+    rows = [_make_row(path, taken.get(path), measured, unproven) for path in THROUGH if path_metric(path) in measured]
+    rows += [PathRow(path, "not judged", f"the recipe leaves it out: {why}") for path, why in details.left_out.items()]
+    return [*rows, PathRow(REORDERED, "not judged", ONE_START)] if _lacks_start(report.plan) else rows
 
 
-def _make_row(path: str, taken: PathTaken | None, measured: Mapping[str, Measurement]) -> PathRow:
+def _lacks_start(plan: CellPlan) -> bool:
+    """Whether another start could show replies with a form that this one does not."""
+    reorders = plan.paths is not None and plan.paths.reorders(plan.promised)
+    return reorders and not (plan.warm_starts or names_backend(plan.server.arguments))
+
+
+def _make_row(path: str, taken: PathTaken | None, measured: Mapping[str, Measurement], unproven: str) -> PathRow:
     row = measured[path_metric(path)]
-    verdict = "invalid" if row.value is None else "held" if row.value else "not held"
+    verdict = unproven if row.value is None else "held" if row.value else "not held"
     note = row.invalid_because or row.finding
     if taken is None:
         return PathRow(path, verdict, note)

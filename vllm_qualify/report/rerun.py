@@ -26,6 +26,6 @@ def rerun(plan: CellPlan, *, anew: bool = True) -> list[str]:
         chosen |= {"--time-budget": f"{plan.load.time_budget_s:.15g}"}
     options = [part for pair in chosen.items() for part in pair]
     reuse = ["--reuse", "none"] if anew else []
-    allowed = ["--allow-code"] if plan.foreign_code and cell.recipe not in catalog_names() else []
+    allowed = ["--allow-code"] if (plan.foreign_code or plan.openings) and cell.recipe not in catalog_names() else []
     becoming = ["--establish-baseline"] if plan.establishes else []
     return [*COMMAND, cell.recipe, *options, *allowed, *reuse, *becoming, *(["--new-anchor"] if plan.new_anchor else [])]

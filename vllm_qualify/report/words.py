@@ -153,6 +153,12 @@ def baseline_sentence(plan: CellPlan) -> str:
     return f"{made}run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{only_here}{loads}"
 
 
+def unproven_sentence(plan: CellPlan, judgement: Judgement) -> str:
+    """Which paths were not judged, since nothing proves that answers took them; empty if there is none."""
+    unproven = [gate.label for gate in judgement.not_judged if plan.need_not_be_proven(gate)]
+    return f"not judged, since nothing proves them: {', '.join(unproven)}" if unproven else ""
+
+
 def anchor_sentence(plan: CellPlan) -> str:
     """Which run the cell is held against for good, in one sentence; empty if no gate is against an anchor."""
     if plan.new_anchor:

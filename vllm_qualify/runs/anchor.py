@@ -8,7 +8,7 @@ from vllm_qualify.engine.process import Tell
 from vllm_qualify.errors import CallerError, StoreError
 from vllm_qualify.judge.compare.places import ANCHOR, ANCHORED, is_answers
 from vllm_qualify.plan.cell import Anchor, Baseline, CellPlan
-from vllm_qualify.publish.bundle import evidence_key, write_evidence
+from vllm_qualify.publish.bundle import read_evidence, write_evidence
 from vllm_qualify.publish.layout import check_layout
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.accuracy import Accuracy
@@ -67,7 +67,7 @@ def bring_anchor(plan: CellPlan, store: Store, folder: Path) -> None:
         if stage.stage in ANCHORED:
             (into / ANCHORED[stage.stage]).write_text(stage.model_dump_json(indent=2))
     for file in (file for file in report.files if any(is_answers(file.path, task.name) for task in plan.accuracy)):
-        if not write_evidence(into, file, store.get(evidence_key(file))):
+        if not write_evidence(into, file, read_evidence(store, file)):
             raise StoreError("the anchor's evidence is not what its report says", f"name another anchor, or {ANEW}", file.path)
 
 

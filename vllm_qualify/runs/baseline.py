@@ -8,6 +8,7 @@ baseline a new one is held against that, unless it begins anew, and takes its pl
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from vllm_qualify.approval.index import baseline_of, chain_of, decided_against
@@ -29,7 +30,7 @@ from vllm_qualify.judge.compare.settings import likelihood_differs, load_differs
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
 from vllm_qualify.plan.request import Against
-from vllm_qualify.publish.bundle import evidence_key, write_evidence
+from vllm_qualify.publish.bundle import read_evidence, write_evidence
 from vllm_qualify.publish.layout import check_layout
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.code import code_of_server
@@ -299,7 +300,7 @@ def _is_brought(path: str, plan: CellPlan) -> bool:
 def _report_and_reader(baseline: Baseline, store: Store) -> tuple[Report, Callable[[EvidenceFile], bytes]]:
     folder = baseline.folder
     if folder is None:
-        return trusted_report(store, baseline.run_id), lambda file: store.get(evidence_key(file))
+        return trusted_report(store, baseline.run_id), partial(read_evidence, store)
     return load_report(folder), lambda file: _read_local(folder / "evidence" / file.path)
 
 

@@ -158,11 +158,18 @@ def _judge_stages(
     lacking = not_established(plan, evidence, measured)
     # A run that cannot be a baseline is not judged by its comparison with another one.
     useless = {gate.label for gate, _ in lacking}
+    useless |= _unproven_gates(plan, measured)
     gates = [*(gate for gate in plan.judged_gates if gate.label not in useless), *(gate for gate, _ in lacking)]
     measured = [row for row in measured if row.label not in useless] + [measurement for _, measurement in lacking]
     judgement = judge(gates, measured, name, tries=plan.unpassed, waivers=plan.waivers, today=today, docs=docs)
     left = [gate for gate in plan.gates if gate not in gates]
     return judgement.model_copy(update={"not_judged": left}), gained
+
+
+def _unproven_gates(plan: CellPlan, measured: Sequence[Measurement]) -> set[str]:
+    """The gates on paths that cannot be proven to have been taken, and need not be."""
+    unproven = {row.metric for row in measured if row.invalid_because is not None and row.is_unproven}
+    return {gate.label for gate in plan.gates if gate.metric in unproven and plan.need_not_be_proven(gate)}
 
 
 def _check_unchanged(run: Run, stage: StageEvidence) -> None:

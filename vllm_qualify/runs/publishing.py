@@ -7,22 +7,19 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from vllm_qualify.approval.head import head_of
 from vllm_qualify.approval.index import announce, index_problem
 from vllm_qualify.approval.layout import JSON
-from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.errors import AlreadyExistsError
-from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.chance import CellChance
-from vllm_qualify.judge.compare.places import own_label
 from vllm_qualify.judge.start_means import StartMeans, start_means
 from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish import bundle
-from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary, find_manifest
+from vllm_qualify.publish.bundle import find_manifest
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.order import order
 from vllm_qualify.publish.store import Store
-from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.recipe.values import Frozen
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page, render_words
@@ -57,18 +54,7 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         for path in sorted(run.data_docs.rglob("*"))
         if path.is_file()
     }
-    head = ManifestHead(
-        run_id=report.run_id,
-        cell=report.plan.cell.id,
-        outcome=report.outcome,
-        establishes=report.is_baseline,
-        new_anchor=report.is_new_anchor,
-        anchor=report.plan.anchor.run_id if report.plan.anchor else None,
-        chance=report.chance,
-        summary=_run_summary(report),
-        tried=_release_try(report),
-        starts=starts_of(report, run.evidence),
-    )
+    head = head_of(report, starts_of(report, run.evidence))
     coming = partial(announce, store, head.cell, head.run_id)
     manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
     outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": index_problem(store, head.cell)}
@@ -78,41 +64,6 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
 def starts_of(report: Report, evidence: Path) -> list[StartMeans]:
     """What each start showed of what is compared, by a report and its evidence."""
     return start_means(report.plan, evidence, report.measurements)[: bundle.MOST_MEANS]
-
-
-def _release_try(report: Report) -> ReleaseTry | None:
-    if (report.plan.establishes and not report.plan.is_compared) or report.rejudged_from:
-        return None
-    release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
-    return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)
-
-
-def _run_summary(report: Report) -> Summary:
-    plan = report.plan
-    engine = plan.cell.release.engine
-    gpus = None if plan.cell.gpu_type == "cpu" else gpu_count(plan.server.arguments, plan.server.kind)
-    output = _find_measurement(report, OUTPUT_THROUGHPUT)
-    return Summary(
-        engine=engine.kind,
-        engine_version=engine.version,
-        image=redact(engine.image.reference) if engine.image else None,
-        gpus=gpus,
-        score=_first_score(report),
-        output_tok_s_per_gpu=output.value / (gpus or 1) if output and output.value is not None else None,
-    )
-
-
-def _first_score(report: Report) -> Score | None:
-    """The score that the first accuracy gate is about, even if that gate limits its loss against the baseline."""
-    gate = next((gate for gate in report.plan.gates if METRICS[gate.metric].is_score), None)
-    row = _find_measurement(report, own_label(gate)) if gate else None
-    if row is None or row.value is None:
-        return None
-    return Score(metric=row.label, value=row.value, interval=row.interval)
-
-
-def _find_measurement(report: Report, label: str) -> Measurement | None:
-    return next((row for row in report.measurements if row.label == label), None)
 
 
 def published_as(run: Run, store: Store) -> Published:

@@ -18,7 +18,8 @@ class QualifyHost(BaseModel):
 
     recipe: str = Field(description="A recipe of the catalog (reference) or the path of a YAML file.")
     allow_code: bool = Field(
-        default=False, description="Whether the recipe may run code, unless it is the catalog's; read it first."
+        default=False,
+        description="Whether the recipe may run code or open its server, unless it is the catalog's; read it first.",
     )
     choice: Choice = Field(
         default=Choice(), description="Which of the recipe's cells; by default all on this machine's GPU type."

@@ -11,7 +11,7 @@ from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, descr
 from vllm_qualify.evidence.stages.table import wanted_stages
 from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish import kept
-from vllm_qualify.publish.bundle import evidence_key, write_evidence
+from vllm_qualify.publish.bundle import evidence_key, read_evidence, write_evidence
 from vllm_qualify.publish.layout import cell_of, manifest_key, no_run
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
@@ -112,9 +112,9 @@ def fetch_run(store_url: str, run_id: str) -> Run:
 def fetch_evidence(store: Store, report: Report, folder: Path) -> None:
     """Fetch the evidence of a report into a folder. Raises StoreError if an object is not what the report says."""
     for file in report.files:
-        key = evidence_key(file)
-        if not write_evidence(folder, file, store.get(key)):
-            raise StoreError("a stored object is not what its report says", "do not trust this run", store.locate(key))
+        if not write_evidence(folder, file, read_evidence(store, file)):
+            place = store.locate(evidence_key(file))
+            raise StoreError("a stored object is not what its report says", "do not trust this run", place)
 
 
 def trusted_report(store: Store, run_id: str) -> Report:

@@ -1,13 +1,15 @@
 """How often a release was qualified for a cell before, and how that ended."""
 
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
 from vllm_qualify.approval.index import read_manifests, read_row
-from vllm_qualify.approval.published import PublishedRun
+from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.plan.cell import CellPlan, EarlierTry
+from vllm_qualify.publish.bundle import Manifest, UnreadableError
 from vllm_qualify.publish.order import is_newer, order
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import MissingObjectError, Store
 
 
 def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
@@ -26,14 +28,31 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
     return counted
 
 
-def not_counted(run: PublishedRun, store: Store) -> list[str]:
+def departures_of_tries(run: PublishedRun, store: Store) -> Iterator[str]:
+    """What of a cell's earlier runs a plan does not count, or nobody can believe, in words that follow the run.
+
+    Whoever may publish can change an index and can leave tries out of a plan, and cannot remove a manifest. What a manifest
+    says counts only as far as its report says so, too. Raises StoreError.
+    """
+    manifests, unreadable = read_manifests(store, run.cell)
+    believed = []
+    for run_id in [each.run_id for each in sorted(manifests.values(), key=order) if is_newer(run.manifest, each)]:
+        try:
+            believed.append(read_run(store, run.cell, run_id).manifest)
+        except (UnreadableError, MissingObjectError):
+            unreadable.append(run_id)
+    if unreadable:
+        yield f"is of a cell with runs that are not what they say: {', '.join(sorted(unreadable))}"
+    if left_out := _not_counted(run, believed):
+        yield f"does not count {', '.join(left_out)}, in which its release did not pass"
+
+
+def _not_counted(run: PublishedRun, before: Sequence[Manifest]) -> list[str]:
     """The earlier runs that the plan does not count, though its release did not pass in them and has not passed since.
 
-    They come from the cell's manifests: whoever may publish can change an index and can leave tries out of a plan, and cannot
-    remove a manifest. Of two runs at the same time, the one that ends last does not count the other. Raises StoreError.
+    Of two runs at the same time, the one that ends last does not count the other.
     """
     release, counted = run.report.plan.cell.release.digest, {tried.run_id for tried in run.report.plan.tries}
-    before = sorted((each for each in read_manifests(store, run.cell)[0].values() if is_newer(run.manifest, each)), key=order)
     tries = [(each.run_id, each.tried.verdict) for each in before if each.tried and each.tried.release == release]
     since = takewhile(lambda tried: tried[1] != "pass", reversed(tries))
     return sorted(run_id for run_id, verdict in since if verdict != "invalid" and run_id not in counted)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.builders.paths import measured, parsed
-from tests.fakes.block_cache import BlockCache
-from vllm_qualify.evidence.paths.constrained import SCHEMAS, TOOLS, forms_of
+from tests.builders.paths import measured, parsed, running
+from tests.fakes.block_cache import BlockCache, Fault
+from vllm_qualify.evidence.paths.constrained import LONGEST_FORM, SCHEMAS, TOOLS, FormAsking, forms_of, requests_of
+from vllm_qualify.evidence.paths.measure import decide_how
 from vllm_qualify.recipe.contract import Capability
 from vllm_qualify.recipe.metrics import SCHEMA_VALID, TOOL_CALL_VALID
 from vllm_qualify.recipe.paths import Paths
@@ -71,8 +72,54 @@ def test_a_reply_without_its_form_fails_the_path(tmp_path: Path, fault: Any, met
 
 def test_replies_that_are_all_cut_in_their_thoughts_tell_nothing(tmp_path: Path) -> None:
     rows = asked(tmp_path / "paths", BlockCache("endless thoughts"))
-    assert "240 of 240 replies were cut at 512 tokens" in (rows["path_constrained"].invalid_because or "")
+    assert "240 of 240 replies were cut, with thoughts at 512 tokens" in (rows["path_constrained"].invalid_because or "")
     assert rows[TOOL_CALL_VALID].value is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_brief"), [("none", True), ("endless thoughts", False), ("thoughts as content", False), ("no template", True)]
+)
+def test_a_reply_is_cut_early_unless_the_model_thinks_though_it_should_not(
+    tmp_path: Path, fault: Fault, is_brief: bool
+) -> None:
+    with running(BlockCache(fault), tmp_path) as server:
+        how = decide_how(server, ["What is 1 + 1?"], Paths(most_form_tok=300), has_forms=True)
+    assert (how.asking.thinking_tok, how.asking.brief_tok < 100, how.asking.thinks) == (300, is_brief, not is_brief)
+    requests = requests_of(forms_of(BOTH, 80), "m", how.asking)
+    told = [request for request in requests if request.body and "chat_template_kwargs" in request.body]
+    assert len(told) == (0 if fault == "no template" else 70)
+    most = [request.body["max_tokens"] for request in requests if request.body]
+    assert [most.count(300), most[70:].count(300), len(most)] == ([10, 0, 80] if is_brief else [80, 10, 80])
+    longest = json.loads(LONGEST_FORM)
+    assert any(Draft202012Validator(schema).is_valid(longest) for schema in SCHEMAS)
+
+
+@pytest.mark.parametrize(("may_think", "value"), [(True, 1.0), (False, 0.0)])
+def test_thoughts_that_a_parser_gives_as_content_tell_nothing_where_the_model_may_think(
+    evidence: Path, may_think: bool, value: float
+) -> None:
+    def cut(line: Any) -> None:
+        reply = json.loads(line["exchange"]["reply"])
+        reply["choices"][0] |= {"message": {"role": "assistant", "content": "Okay, the user asks"}, "finish_reason": "length"}
+        reply["usage"] = {"prompt_tokens": 5, "completion_tokens": 512, "total_tokens": 517}
+        line["exchange"]["reply"] = json.dumps(reply)
+
+    bodies = [
+        json.loads(line)["exchange"]["body"] for line in (evidence / "constrained/exchanges.jsonl").read_text().splitlines()
+    ]
+    plain = [at for at, body in enumerate(bodies) if "response_format" in body and not body.get("stream")]
+    _change(cut, next(at for at in plain if ("chat_template_kwargs" not in bodies[at]) == may_think))(evidence)
+    assert parsed(evidence, SETTINGS, BOTH)["path_constrained"].value == value
+
+
+@pytest.mark.parametrize("promised", [BOTH, ("chat", "tools"), ("chat", "json_schema")])
+def test_each_kind_of_form_is_asked_with_thoughts_too(promised: Sequence[Capability]) -> None:
+    forms = forms_of(promised, Paths().num_constrained)
+    bodies = [request.body or {} for request in requests_of(forms, "m", FormAsking())]
+    thinking = {
+        (form.words, form.tools) for form, body in zip(forms, bodies, strict=True) if "chat_template_kwargs" not in body
+    }
+    assert thinking == {(form.words, form.tools) for form in forms}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.builders.paths import SETTINGS, measured, parsed
-from tests.fakes.block_cache import BlockCache, Fault, gaussian
+from tests.builders.paths import AT_ONCE, SETTINGS, asker, measured, measured_of, parsed
+from tests.fakes.block_cache import BLOCK_TOK, BlockCache, Fault, gaussian
+from vllm_qualify.errors import ReleaseError
 from vllm_qualify.evidence.paths.changes import nll_changes_nat
 from vllm_qualify.evidence.paths.replies import Place, Reply
 from vllm_qualify.recipe.metrics import PATHS, RECOVERED, path_metric
@@ -63,12 +64,50 @@ def test_a_fault_is_found_on_its_path(tmp_path: Path, fault: Fault) -> None:
     assert row.traced_to[0].startswith(f"paths/{FAULTS[fault]}/replies.jsonl:")
 
 
+def test_a_server_that_does_not_keep_salts_apart_fails_and_proves_nothing_else(tmp_path: Path) -> None:
+    """What one tenant asked is found by another one, and no answer is cold that others could be held against."""
+    rows = measured(tmp_path / "paths", BlockCache("shared salts", noise=gaussian(0.05)))
+    assert (rows["path_cold"].value, rows["path_cold"].invalid_because) == (0, None)
+    assert "reads from others' cache" in rows["path_cold"].finding
+    others = [rows[path_metric(path)] for path in PATHS if path != "cold"]
+    assert all("came from the prefix cache" in (row.invalid_because or "") and row.is_unproven for row in others)
+
+
+def test_a_fault_that_needs_no_answers_is_found_with_a_model_that_shows_nothing(tmp_path: Path) -> None:
+    measured(tmp_path / "paths", BlockCache("one answer"))
+    after = tmp_path / "paths/aborted/recovered.json"
+    after.write_text(after.read_text().replace('"waited_s":', '"waited_s":30'))
+    rows = parsed(tmp_path / "paths")
+    assert (rows["path_aborted"].value, rows["path_cached"].is_unproven) == (0, True)
+
+
 def test_a_server_that_keeps_the_blocks_of_aborted_requests_does_not_recover(tmp_path: Path) -> None:
     rows = measured(tmp_path / "paths", BlockCache("leaking aborts"))
     recovered = rows[RECOVERED].value
     assert recovered is not None
     assert recovered >= 1
     assert (rows["path_aborted"].value, rows["path_aborted"].finding[:26]) == (0, "1 s after clients hung up,")
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding"),
+    [("other weights", "48 of 48 answers changed"), ("stale memory", "whose memory was given back while the server slept")],
+)
+def test_a_server_that_is_not_the_same_after_it_slept_fails(tmp_path: Path, fault: Fault, finding: str) -> None:
+    rows = measured(tmp_path / "paths", BlockCache(fault, noise=gaussian(0.05)))
+    assert finding in rows["path_awake"].finding
+    assert {path for path in PATHS if rows[path_metric(path)].value != 1} == {"awake"}
+
+
+def test_a_server_that_does_not_wake_up_is_the_releases_fault(tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match=r"slept and did not wake up: after /wake_up its /is_sleeping says .*true"):
+        measured(tmp_path / "paths", BlockCache("asleep"))
+
+
+def test_a_server_that_takes_no_requests_to_sleep_proves_nothing(tmp_path: Path) -> None:
+    row = measured(tmp_path / "paths", BlockCache("sleepless"))["path_awake"]
+    assert "the server did not sleep: ValueError: HTTP 404" in (row.invalid_because or "")
+    assert row.is_unproven
 
 
 def test_without_a_cache_nothing_is_said_of_it(tmp_path: Path) -> None:
@@ -139,6 +178,77 @@ def test_the_change_of_the_first_token_is_near_zero_on_a_server_with_noise() -> 
     assert abs(statistics.fmean(changes)) < 0.03
 
 
+def test_prompts_that_kept_the_server_busy_push_out_too(healthy: Path, tmp_path: Path) -> None:
+    assert _asked_tok(healthy / "concurrent/beside.jsonl") > 1.2 * BlockCache().blocks * BLOCK_TOK
+    assert (healthy / "evicted/fillers.jsonl").read_text() == ""
+    large = BlockCache(blocks=2048)
+    rows = measured(tmp_path / "paths", large, SETTINGS.model_copy(update={"num_prompts": 16}))
+    wanted_tok = 1.2 * large.blocks * BLOCK_TOK
+    pushed_tok = sum(_asked_tok(tmp_path / "paths" / name) for name in ("concurrent/beside.jsonl", "evicted/fillers.jsonl"))
+    assert wanted_tok <= pushed_tok + 1
+    assert pushed_tok < wanted_tok + SETTINGS.filler_tok
+    assert rows["path_evicted"].value == 1
+
+
+def _asked_tok(path: Path) -> int:
+    return sum(json.loads(line)["prompt_tok"] for line in path.read_text().splitlines())
+
+
+def _refuse_all(folder: Path) -> None:
+    refusal = {"reply": None, "problem": "ValueError: HTTP 400: no"}
+    for at in range(48):
+        _change_line(folder / "cached/replies.jsonl", lambda line: line.update(refusal), at)
+
+
+UNUSABLE_FILES: dict[str, tuple[Callable[[Path], object], bool]] = {
+    "one reply of the cache failed": (
+        lambda folder: _change_line(
+            folder / "cached/replies.jsonl", lambda line: line.update(reply=None, problem="ValueError: HTTP 500: oh")
+        ),
+        False,
+    ),
+    "all were refused": (_refuse_all, True),
+    "no counters": (lambda folder: (folder / "cached/metrics-after.txt").unlink(), False),
+    "no second cold pass": (lambda folder: (folder / "cold-again/replies.jsonl").unlink(), False),
+    "no replies": (lambda folder: (folder / "cached/replies.jsonl").write_text(""), False),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE_FILES)
+def test_only_a_path_that_the_server_does_not_take_is_unproven(evidence: Path, what: str) -> None:
+    """Files that are broken or lost could have shown a fault. They make the path invalid, whoever asked for it."""
+    change, is_unproven = UNUSABLE_FILES[what]
+    change(evidence)
+    row = parsed(evidence)["path_cached"]
+    assert (row.value, row.is_unproven) == (None, is_unproven)
+
+
+def test_a_path_without_its_proof_is_unproven(tmp_path: Path) -> None:
+    row = measured(tmp_path / "paths", BlockCache("no cache"))["path_cached"]
+    assert (row.value, row.is_unproven) == (None, True)
+
+
+def test_a_server_that_does_not_recover_fails_also_if_a_client_got_no_stream(tmp_path: Path) -> None:
+    folder = tmp_path / "paths"
+    measured(folder, BlockCache("leaking aborts"))
+    _change_line(folder / "aborted/hung-up.jsonl", lambda line: line.update(problem="ReadError: lost"))
+    row = parsed(folder)["path_aborted"]
+    assert row.value == 0
+    assert "got no stream" in row.finding
+
+
+@pytest.mark.parametrize("is_promised", [False, True])
+def test_where_batches_are_promised_not_to_matter_the_tokens_must_be_the_same(tmp_path: Path, is_promised: bool) -> None:
+    """Two tokens are about equally likely at each place, and a batch decides which one is taken."""
+    cache = BlockCache(noise=gaussian(0.02), gaps_nat=(0.0,))
+    ours = asker()._replace(is_invariant=is_promised)
+    rows = measured_of(tmp_path / "paths", cache, ours, AT_ONCE)
+    values = {path: rows[path_metric(path)].value for path in PATHS}
+    assert values == dict.fromkeys(PATHS, 0.0 if is_promised else 1.0) | {"cached": 1.0, "evicted": 1.0, "awake": 1.0}
+    said = "VLLM_BATCH_INVARIANT promises the same tokens" in rows["path_concurrent"].finding
+    assert said == is_promised
+
+
 def test_a_cache_too_large_to_be_filled_is_not_called_evicted(tmp_path: Path) -> None:
     rows = measured(tmp_path / "paths", BlockCache(blocks=100_000), SETTINGS.model_copy(update={"most_filler_tok": 10_000}))
     assert "raise most_filler_tok" in (rows["path_evicted"].invalid_because or "")
@@ -206,7 +316,7 @@ def test_hostile_files_of_a_path_make_it_alone_invalid(evidence: Path, what: str
     rows = parsed(evidence)
     assert rows["path_cached"].invalid_because
     assert rows["path_cached_changed_share"].invalid_because
-    assert [rows[path_metric(path)].value for path in PATHS if path != "cached"] == [1.0] * 4
+    assert [rows[path_metric(path)].value for path in PATHS if path != "cached"] == [1.0] * 5
 
 
 @pytest.mark.parametrize(("folder", "path"), [("cold-again", "cold"), ("cached", "cached"), ("concurrent", "concurrent")])

@@ -15,7 +15,7 @@ PREEMPTION_REMEDY = (
     "or raise tensor-parallel-size or pipeline-parallel-size"
 )
 
-_WITHOUT_HITS = 'add no-enable-prefix-caching to the server, or VLLM_SERVER_DEV_MODE: "1" to its environment'
+_WITHOUT_HITS = "add no-enable-prefix-caching to the server, or measure prompts that are drawn anew for each repeat"
 
 
 def _make_config(served: ServedModel, options: ServerArguments) -> ServerArguments:

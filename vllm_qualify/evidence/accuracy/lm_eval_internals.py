@@ -373,6 +373,36 @@ def _read_choices(replies: list[Any]) -> list[dict[str, Any]]:
     return found
 
 
+class _Staying:
+    """A session of aiohttp that follows no redirect."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def post(self, *positional: Any, **named: Any) -> Any:
+        return self._session.post(*positional, allow_redirects=False, **named)
+
+
+def refuse_redirects(model: Any, url: str) -> None:
+    """See that the model's server leads lm-eval nowhere: this machine may reach addresses that the server may not.
+
+    `url` is the server's. From other servers, such as the hub, `requests` goes on as before.
+    """
+    import requests
+
+    target_of, call_at_once = requests.Session.get_redirect_target, model.amodel_call
+
+    def get_redirect_target(session: Any, answer: Any) -> Any:
+        return None if answer.url.startswith(f"{url}/") else target_of(session, answer)
+
+    async def call_here(*positional: Any, session: Any, **named: Any) -> Any:
+        return await call_at_once(*positional, session=_Staying(session), **named)
+
+    # Its types are of a method that nobody replaces.
+    requests.Session.get_redirect_target = get_redirect_target  # type: ignore[method-assign,assignment]
+    model.amodel_call = call_here
+
+
 def count_failed(model: Any, count: Callable[[int], None]) -> None:
     """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply.
 

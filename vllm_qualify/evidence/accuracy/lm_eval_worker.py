@@ -154,6 +154,7 @@ class _Worker:
         from lm_eval.api.registry import get_model
 
         model = get_model("local-chat-completions" if self.settings.api == "chat" else "local-completions")(**self.model_args)
+        internals.refuse_redirects(model, self.job.url)
         internals.keep_tokens(model)
         internals.count_failed(model, self._count_failed)
         # First of all: what follows sees the prompt as lm-eval hashes it.

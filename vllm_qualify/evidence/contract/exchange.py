@@ -57,8 +57,8 @@ def send_request(url: str, request: Request, limit_s: float, *, hang_up: bool = 
 
 
 def _ask_whole(url: str, request: Request, limit_s: float) -> tuple[httpx.Response, bytes]:
-    named = {"content": request.content, "headers": JSON_BODY, "follow_redirects": False}
-    answer = ask_within(request.method, url + request.path, limit_s, MOST_BYTES, **named)
+    named = {"content": request.content, "headers": JSON_BODY}
+    answer = ask_within(request.method, url + request.path, limit_s, MOST_BYTES, most_redirects=0, **named)
     return answer, answer.content
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import httpx
 from pydantic import JsonValue
@@ -17,6 +18,7 @@ from pydantic import JsonValue
 from vllm_qualify.answers import ask_within, open_client
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import Server
+from vllm_qualify.errors import ReleaseError
 from vllm_qualify.evidence.contract.measure import read_count
 from vllm_qualify.evidence.paths.replies import COMPLETIONS, Asked, Prompt
 from vllm_qualify.limits import call_within
@@ -45,6 +47,13 @@ class HangUp(Frozen):
     waits_for_token: Flag
     reply_began: Flag = False
     reply_ended: Flag = False
+    problem: str = ""
+
+
+class Slept(Frozen):
+    """A server that was put to sleep and woken up, and how long the waking took. `problem` says why it did not sleep."""
+
+    woke_s: NotNegative | None = None
     problem: str = ""
 
 
@@ -104,11 +113,15 @@ class Asking:
         return own | {"model": self.server.served_model_name, "temperature": 0, "ignore_eos": True}
 
     def _post(self, where: str, body: dict[str, JsonValue]) -> JsonValue:
-        reply = ask_within("POST", f"{self.server.url}{where}", self.limit_s, MOST_BYTES, json=body)
+        document: JsonValue = json.loads(self._ask_for_text("POST", where, json=body))
+        return document
+
+    def _ask_for_text(self, method: str, where: str, **content: Any) -> str:
+        """The reply's text. Raises httpx.HTTPError or ValueError."""
+        reply = ask_within(method, f"{self.server.url}{where}", self.limit_s, MOST_BYTES, **content)
         if reply.status_code != httpx.codes.OK:
             raise ValueError(f"HTTP {reply.status_code}: {reply.text[:300]}")
-        document: JsonValue = json.loads(reply.text)
-        return document
+        return reply.text
 
     def fill_cache(self, tokens: Sequence[int], salts: Iterator[str], total_tok: int, path: Path) -> None:
         """Ask other prompts, each of `tokens`, of at least so many tokens in all."""
@@ -177,6 +190,33 @@ class Asking:
         except (httpx.HTTPError, TimeoutError) as error:
             return seen.model_copy(update={"problem": f"{type(error).__name__}: {error}"[:500]})
         return seen
+
+    def sleep_and_wake(self) -> Slept:
+        """Put the server to sleep, its weights in the host's memory and its KV cache given back, and wake it up.
+
+        Raises ReleaseError if it slept and does not wake, or has ended.
+        """
+        not_slept = self._order_sleep("/sleep?level=1", to_sleep=True)
+        began = time.monotonic()
+        # Also a server that does not say that it sleeps may do so.
+        not_woken = self._order_sleep("/wake_up", to_sleep=False)
+        if not_slept:
+            return Slept(problem=not_slept)
+        if not_woken:
+            remedy = "see the server's log; or serve this release without enable-sleep-mode"
+            raise ReleaseError(f"the server slept and did not wake up: {not_woken}", remedy, "paths")
+        return Slept(woke_s=time.monotonic() - began)
+
+    def _order_sleep(self, where: str, *, to_sleep: bool) -> str:
+        """Put the server to sleep, or wake it up; why that failed. Raises ReleaseError if it has ended."""
+        try:
+            self._ask_for_text("POST", where)
+            said = json.loads(self._ask_for_text("GET", "/is_sleeping"))
+            problem = "" if said == {"is_sleeping": to_sleep} else f"after {where} its /is_sleeping says {json.dumps(said)}"
+        except (httpx.HTTPError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        self.server.check_alive()
+        return problem[:500]
 
     def cache_share(self) -> float | None:
         """Which share of the KV cache is in use; None if the server does not say it."""

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vllm_qualify.evidence.paths.replies import Place, Reply
 
@@ -39,15 +40,30 @@ def _lead_nat(at: Place, other: int) -> float:
     return at.likely[at.token] - at.likely.get(other, min(at.likely.values()))
 
 
+class Tolerance(NamedTuple):
+    """How far a reply may be from a cold one; `to_the_letter`, it must have the same tokens, too."""
+
+    limit_nat: float
+    to_the_letter: bool = False
+
+    def allows(self, reply: Reply, cold: Reply) -> bool:
+        is_near = distance_nat(reply, cold) <= self.limit_nat
+        return is_near and not (self.to_the_letter and tokens_of(reply) != tokens_of(cold))
+
+
+def tokens_of(reply: Reply) -> list[int]:
+    return [place.token for place in reply.places]
+
+
 def limit_nat(one: Sequence[Reply], other: Sequence[Reply]) -> float:
     """How far a reply may be from a cold one, by the noise between two cold ones."""
     noise = [distance_nat(*pair) for pair in zip(one, other, strict=True)]
     return min(MOST_NAT, max(LEAST_NAT, TIMES_NOISE * statistics.median(noise)))
 
 
-def find_changed(replies: Sequence[Reply], colds: Sequence[Sequence[Reply]], limit: float) -> list[int]:
-    """Which of the replies, by their places, are farther than the limit from all cold replies to their prompts."""
-    return [at for at, reply in enumerate(replies) if all(distance_nat(reply, cold[at]) > limit for cold in colds)]
+def find_changed(replies: Sequence[Reply], colds: Sequence[Sequence[Reply]], tolerance: Tolerance) -> list[int]:
+    """Which of the replies, by their places, no cold reply to their prompts allows."""
+    return [at for at, reply in enumerate(replies) if not any(tolerance.allows(reply, cold[at]) for cold in colds)]
 
 
 def power(colds: Sequence[Reply], limit: float) -> float:

@@ -12,25 +12,35 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from jsonschema import Draft202012Validator
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from vllm_qualify.engine.kinds.base import EngineKind
+from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.contract.exchange import CHATS, Exchange, Request, send_request
-from vllm_qualify.evidence.contract.replies import BrokenError, ChatChunk, Spoken, need, shorten
+from vllm_qualify.evidence.contract.replies import BrokenError, ChatChunk, MissingError, Spoken, need, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 from vllm_qualify.recipe.contract import Capability
-from vllm_qualify.recipe.paths import FORMS
-from vllm_qualify.recipe.values import Frozen, NotNegative
+from vllm_qualify.recipe.paths import FORMS, MOST_FORM_TOK
+from vllm_qualify.recipe.values import Flag, Frozen, NotNegative
 
 EXCHANGES = "exchanges.jsonl"
-# The longest reply, with its thoughts. The forms themselves have some dozens of tokens.
-MOST_TOK = 512
-# A model that can think does so in one request of so many.
-THINKS_ONCE_IN = 8
+# A reply without thoughts may have so many tokens more than the longest form.
+BESIDE_FORM_TOK = 16
+# So many tokens show whether a model thinks unasked.
+PROBE_TOK = 16
+# How many broken replies a finding names.
+NAMED = 5
+# The share of the replies that must not have been cut.
+LEAST_WHOLE = 0.5
+# How a server refuses a request: as one that it does not take.
+REFUSALS = range(400, 500)
+# In one request of so many the model may think. The last requests are none of these: all would wait for their long replies.
+# The number has no factor in common with those of the forms, which come by turns: so each form has some with thoughts.
+THINKS_ONCE_IN, LAST_ONES = 7, 1 / 8
 
 # What is left of a value that was cut: nothing, the beginning of a word, or what stands behind the digits of a number.
 CUT_VALUE = re.compile(r"(t(r(ue?)?)?|f(a(l(se?)?)?)?|n(u(ll?)?)?|-|\.|[eE][+-]?)?")
@@ -63,6 +73,22 @@ TOOLS: Mapping[str, Schema] = {
     "get_weather": _object_schema(city={"enum": ["Paris", "Rome", "Oslo"]}),
     "get_time": _object_schema(city={"enum": ["Paris", "Rome", "Oslo"]}, format={"enum": ["12", "24"]}),
 }
+
+
+_PART: JsonValue = {"colour": "green", "is_new": False}
+# The longest reply that fits a schema, with as many blanks as a model usually writes.
+LONGEST_FORM = json.dumps({"parts": [_PART, _PART, _PART]}, indent=2)
+
+
+class FormAsking(Frozen):
+    """How replies with a form are asked for: the most tokens of one with thoughts, and of one without."""
+
+    thinking_tok: Annotated[int, Field(strict=True, ge=1, le=MOST_FORM_TOK)] = MOST_FORM_TOK
+    brief_tok: Annotated[int, Field(strict=True, ge=1, le=MOST_FORM_TOK)] = MOST_FORM_TOK
+    told: Flag = True
+    """whether the template is told when not to think; some servers refuse a request that says so"""
+    thinks: Flag = False
+    """whether the model thinks all the same"""
 
 
 class Form(NamedTuple):
@@ -162,20 +188,45 @@ class Timed(Frozen):
     exchange: Exchange
 
 
-def requests_of(forms: Sequence[Form], model: str, most_tok: int) -> list[Request]:
-    fixed: dict[str, JsonValue] = {"model": model, "temperature": 0, "max_tokens": most_tok}
+def requests_of(forms: Sequence[Form], model: str, asking: FormAsking) -> list[Request]:
+    fixed: dict[str, JsonValue] = {"model": model, "temperature": 0}
     return [
-        Request(name=f"reply {number}", path=CHATS, body=fixed | _question(number) | form.body())
+        Request(name=f"reply {number}", path=CHATS, body=fixed | _make_question(number, len(forms), asking) | form.body())
         for number, form in enumerate(forms, 1)
     ]
 
 
-def _question(number: int) -> dict[str, JsonValue]:
+def _make_question(number: int, count: int, asking: FormAsking) -> dict[str, JsonValue]:
     text = f"What is the weather in Rome, and what is {number} + {number % 7}?"
     body: dict[str, JsonValue] = {"messages": [{"role": "user", "content": text}]}
+    if _may_think(number, count):
+        return body | {"max_tokens": asking.thinking_tok}
     # Templates have one of two words for it, and take no notice of the other.
     quiet: dict[str, JsonValue] = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-    return body if number % THINKS_ONCE_IN == 0 else body | quiet
+    return body | (quiet if asking.told else {}) | {"max_tokens": asking.brief_tok}
+
+
+def _may_think(number: int, count: int) -> bool:
+    return number % THINKS_ONCE_IN == 0 and number <= (1 - LAST_ONES) * count
+
+
+def probe_thinking(server: Server, limit_s: float) -> tuple[bool, bool]:
+    """Whether the template can be told not to think, and whether the model thinks all the same.
+
+    Some parsers give thoughts that were cut as content: text before any JSON. A reply that cannot be read tells nothing.
+    """
+    model, form = server.served_model_name, Form(SCHEMAS[0])
+    for told in (True, False):
+        (request,) = requests_of([form], model, FormAsking(brief_tok=PROBE_TOK, told=told))
+        exchange = send_request(server.url, request, limit_s)
+        if told and (exchange.status or 0) in REFUSALS:
+            continue
+        try:
+            spoken = Transcript({request.name: exchange}, model, KINDS[server.kind]).chat(request.name)
+        except (BrokenError, MissingError):
+            return told, False
+        return told, bool(spoken.reasoning) or not _is_beginning(spoken.content)
+    return False, False
 
 
 def ask_all(server: Server, requests: Sequence[Request], at_once: int, limit_s: float, since: float, path: Path) -> None:
@@ -201,14 +252,19 @@ class Judged(NamedTuple):
     is_cut: bool = False
 
 
-def judge_replies(path: Path, forms: Sequence[Form], requests: Sequence[Request], kind: EngineKind) -> list[Judged]:
+def judge_replies(
+    path: Path, forms: Sequence[Form], requests: Sequence[Request], kind: EngineKind, asking: FormAsking
+) -> list[Judged]:
     """Each reply, in the order of the requests. Raises ValueError if they are not those to these requests, and MissingError."""
     timed = read_timed(path)
     asked = [Request.model_validate(each.exchange.model_dump(include=set(Request.model_fields))) for each in timed]
     if asked != list(requests):
         raise ValueError(f"{path.name} has {len(timed)} replies, which are not those to the {len(requests)} requests")
     replies = Transcript({each.exchange.name: each.exchange for each in timed}, _model_of(requests), kind)
-    return [_judge(line, form, request, replies) for line, (form, request) in enumerate(zip(forms, requests, strict=True), 1)]
+    return [
+        _judge_reply(line, form, request, replies, may_think=asking.thinks or _may_think(line, len(forms)))
+        for line, (form, request) in enumerate(zip(forms, requests, strict=True), 1)
+    ]
 
 
 def read_timed(path: Path) -> list[Timed]:
@@ -219,11 +275,12 @@ def _model_of(requests: Sequence[Request]) -> str:
     return str((requests[0].body or {}).get("model")) if requests else ""
 
 
-def _judge(line: int, form: Form, request: Request, replies: Transcript) -> Judged:
+def _judge_reply(line: int, form: Form, request: Request, replies: Transcript, *, may_think: bool) -> Judged:
     try:
         spoken = replies.streamed_chat(request.name) if form.is_streamed else replies.chat(request.name)
         if _is_cut(spoken, request.body or {}):
-            form.check_cut(spoken)
+            if not (may_think and _is_before_form(spoken)):
+                form.check_cut(spoken)
             return Judged(line, form, is_cut=True)
         if form.is_streamed:
             replies.check_end(request.name, ChatChunk)
@@ -231,6 +288,33 @@ def _judge(line: int, form: Form, request: Request, replies: Transcript) -> Judg
     except BrokenError as error:
         return Judged(line, form, str(error))
     return Judged(line, form)
+
+
+def doubt_cuts(judged: Sequence[Judged], asking: FormAsking) -> Iterator[str]:
+    """Why too few of the replies tell something."""
+    cut = sum(reply.is_cut for reply in judged)
+    if len(judged) - cut < LEAST_WHOLE * len(judged):
+        yield f"{cut} of {len(judged)} replies were cut, {say_cut(asking)}"
+
+
+def say_cut(asking: FormAsking) -> str:
+    return f"with thoughts at {asking.thinking_tok} tokens, others at {asking.brief_tok}"
+
+
+def describe_broken(judged: Sequence[Judged]) -> str:
+    """Which whole replies do not have their form; empty if all have."""
+    whole = [reply for reply in judged if not reply.is_cut]
+    broken = [reply for reply in whole if reply.problem]
+    if not broken:
+        return ""
+    named = "; ".join(f"line {reply.line}, {reply.form.words}: {reply.problem}" for reply in broken[:NAMED])
+    more = f"; and {len(broken) - NAMED} more" if len(broken) > NAMED else ""
+    return f"{len(broken)} of {len(whole)} replies do not have their form: {named}{more}"
+
+
+def _is_before_form(spoken: Spoken) -> bool:
+    """Whether a form has not begun. Some parsers give thoughts that were cut as content."""
+    return not spoken.calls and "{" not in spoken.content
 
 
 def _is_cut(spoken: Spoken, body: Mapping[str, Any]) -> bool:

@@ -65,7 +65,7 @@ def read_details(folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> 
     """The details of what is usable; the measurements say why other paths are not."""
     left_out = {path: why for path, why in asker.settings.leave_out.items() if path in asker.offered}
     try:
-        colds = Colds(folder, asker)
+        colds = Colds(folder, asker, at_once, kind)
     except UNUSABLE:
         colds = None
     taken = []
@@ -82,7 +82,7 @@ def read_details(folder: Path, asker: Asker, at_once: int, kind: EngineKind) -> 
 
 
 def _read_path(path: str, seen: Seen, asker: Asker, colds: Colds) -> PathTaken:
-    replies, changed = find_changed_on(path, seen.replies, colds)
+    replies, changed = find_changed_on(path, seen.replies, asker, colds)
     differing = [
         DifferingReply(
             line=at + 1,
@@ -106,7 +106,9 @@ def _read_path(path: str, seen: Seen, asker: Asker, colds: Colds) -> PathTaken:
 
 def _read_constrained(folder: Path, asker: Asker, kind: EngineKind) -> PathTaken:
     timed = read_timed(folder / EXCHANGES)
-    broken = [each for each in judge_replies(folder / EXCHANGES, asker.forms, asker.requests, kind) if each.problem]
+    broken = [
+        each for each in judge_replies(folder / EXCHANGES, asker.forms, asker.requests, kind, asker.asking) if each.problem
+    ]
     differing = [
         DifferingReply(
             line=each.line, asked=each.form.words, reply=_cut(timed[each.line - 1].exchange.reply), problem=each.problem

@@ -15,9 +15,9 @@ from vllm_qualify.engine.kinds.base import Counted, EngineKind
 from vllm_qualify.evidence.contract.exchange import Request
 from vllm_qualify.evidence.load.problems import counters_of
 from vllm_qualify.evidence.paths import constrained
-from vllm_qualify.evidence.paths.asking import Asking, Filler, HangUp
+from vllm_qualify.evidence.paths.asking import Asking, Filler, HangUp, Slept
 from vllm_qualify.evidence.paths.replies import Prompt, Reply
-from vllm_qualify.recipe.metrics import CONSTRAINED
+from vllm_qualify.recipe.metrics import AWAKE, CONSTRAINED
 from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.values import Frozen, NotNegative
 
@@ -33,10 +33,11 @@ LEAST_LEFT, LEAST_BEGUN = 0.5, 0.25
 RECOVERS_WITHIN_S, MOST_WAITED_S = 10.0, 30.0
 # What of the KV cache may still be in use after the clients have left, beside what was in use before.
 CACHE_SHARE = 0.01
-COLD, COLD_AGAIN = "cold", "cold-again"
+COLD, COLD_AGAIN, CACHED, EVICTED = "cold", "cold-again", "cached", "evicted"
 PAGES = ("metrics-before.txt", "metrics-after.txt")
 REPLIES = "replies.jsonl"
 RECOVERED, BESIDE, FILLERS, HUNG_UP = "recovered.json", "beside.jsonl", "fillers.jsonl", "hung-up.jsonl"
+SLEPT = "slept.json"
 
 
 class Recovered(Frozen):
@@ -67,8 +68,8 @@ class Scene:
 
 
 def salts_of(salt: str, path: str, prompts: Sequence[Prompt]) -> list[str]:
-    """The salts of a path's prompts. What comes from the cache, or did until it was pushed out, has those of the first pass."""
-    of = COLD if path in ("cached", "evicted") else path
+    """The salts of a path's prompts: those of the first pass where the prompts are in the cache, or were there before."""
+    of = COLD if path in (CACHED, EVICTED, AWAKE) else path
     return [f"{salt}-{of}-{prompt.number}" for prompt in prompts]
 
 
@@ -128,8 +129,13 @@ class Cold(BusyPath):
         salts = salts_of(scene.salt, self.name, scene.prompts)
         scene.asking.ask_prompts(scene.prompts, salts, folder / REPLIES, in_other_batches=self.name == COLD_AGAIN)
 
-    def doubts(self, seen: Seen) -> Iterator[str]:
-        yield from _too_many_hits(seen.hit_share())
+    def doubts(self, seen: Seen) -> Iterator[str]:  # noqa: ARG002  (the paths' signature)
+        """None: a prompt with a new salt is cold, or the server does not keep salts apart, which is a fault."""
+        return iter(())
+
+    def fault(self, seen: Seen) -> str:
+        problem = "".join(_too_many_hits(seen.hit_share()))
+        return f"{problem}, since each has a salt of its own: who shares the server reads from others' cache" if problem else ""
 
 
 class Cached(BusyPath):
@@ -171,7 +177,8 @@ class Evicted(BusyPath):
     def take(self, scene: Scene, folder: Path) -> None:
         most_tok = scene.settings.most_filler_tok
         total_tok = most_tok if scene.cache_tok is None else min(int(MORE_THAN_CACHE * scene.cache_tok), most_tok)
-        scene.asking.fill_cache(scene.filler, scene.other_salts(self.name), total_tok, folder / FILLERS)
+        missing_tok = max(0, total_tok - _tok_beside(folder.parent))
+        scene.asking.fill_cache(scene.filler, scene.other_salts(self.name), missing_tok, folder / FILLERS)
         # What pushed the prompts out is not counted.
         (folder / PAGES[0]).write_text(scene.asking.server.metrics_page())
         super().take(scene, folder)
@@ -214,14 +221,33 @@ class Aborted(BusyPath):
         return f"{waited_s:.0f} s after clients hung up, requests still ran, or the KV cache was not free again"
 
 
+class Awake(BusyPath):
+    """The prompts that were asked last before the server slept, so that what was in its cache would be found, if it could."""
+
+    def take(self, scene: Scene, folder: Path) -> None:
+        (folder / SLEPT).write_text(scene.asking.sleep_and_wake().model_dump_json())
+        super().take(scene, folder)
+
+    def doubts(self, seen: Seen) -> Iterator[str]:
+        if problem := Slept.model_validate_json((seen.folder / SLEPT).read_bytes()).problem:
+            yield f"the server did not sleep: {problem}"
+
+    def fault(self, seen: Seen) -> str:
+        share = seen.local_hit_share()
+        if next(self.doubts(seen), "") or share is None or share <= MOST_HITS:
+            return ""
+        return f"{share:.0%} of the prompts came from the prefix cache, whose memory was given back while the server slept"
+
+
 _KINDS = (
     Cold(COLD),
     Cold(COLD_AGAIN),
-    Cached("cached"),
+    Cached(CACHED),
     Concurrent("concurrent"),
-    Evicted("evicted"),
     Aborted("aborted"),
     Constrained(CONSTRAINED),
+    Evicted(EVICTED),
+    Awake(AWAKE),
 )
 BUSY_PATHS: dict[str, BusyPath] = {kind.name: kind for kind in _KINDS}
 
@@ -248,7 +274,10 @@ class UnderWay(Protocol):
 
 def doubt_company(folder: Path, requests: Sequence[UnderWay], at_once: int) -> Iterator[str]:
     """Why these requests are not proven to have been asked beside as many others. Raises one of UNUSABLE."""
-    yield from _filler_problems(_read_fillers(folder / BESIDE))
+    others = _read_fillers(folder / BESIDE)
+    if not others:
+        yield "no other prompts were asked"
+    yield from _filler_problems(others)
     beside, least = count_company(folder, requests) or 0.0, (at_once + 1) // 2
     if beside < least:
         yield f"beside half of the requests at most {beside:g} others were under way, and {least} should be"
@@ -274,10 +303,13 @@ def _read_fillers(path: Path) -> list[Filler]:
     return [Filler.model_validate_json(line) for line in _lines(path)]
 
 
+def _tok_beside(folder: Path) -> int:
+    """How many tokens of other prompts were asked on the paths so far."""
+    return sum(other.prompt_tok for path in folder.glob(f"*/{BESIDE}") for other in _read_fillers(path) if not other.problem)
+
+
 def _filler_problems(others: Sequence[Filler]) -> Iterator[str]:
-    if not others:
-        yield "no other prompts were asked"
-    elif problem := next((other.problem for other in others if other.problem), ""):
+    if problem := next((other.problem for other in others if other.problem), ""):
         yield f"another prompt has no reply: {problem}"
 
 

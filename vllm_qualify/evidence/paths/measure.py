@@ -20,18 +20,39 @@ from vllm_qualify.evidence.likelihood import Tokenized, tokenize
 from vllm_qualify.evidence.load.fitting import CACHE, block_tok
 from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.evidence.paths.asking import Asking
-from vllm_qualify.evidence.paths.changes import find_changed, limit_nat
-from vllm_qualify.evidence.paths.constrained import MOST_TOK, Form, forms_of, requests_of
-from vllm_qualify.evidence.paths.kinds import BUSY_PATHS, COLD, COLD_AGAIN, FILLER_REPLY_TOK, PAGES, REPLIES, Scene, salts_of
+from vllm_qualify.evidence.paths.changes import Tolerance, find_changed, limit_nat
+from vllm_qualify.evidence.paths.constrained import (
+    BESIDE_FORM_TOK,
+    LONGEST_FORM,
+    Form,
+    FormAsking,
+    forms_of,
+    probe_thinking,
+    requests_of,
+)
+from vllm_qualify.evidence.paths.kinds import (
+    BUSY_PATHS,
+    CACHED,
+    COLD,
+    COLD_AGAIN,
+    EVICTED,
+    FILLER_REPLY_TOK,
+    PAGES,
+    REPLIES,
+    Scene,
+    salts_of,
+)
 from vllm_qualify.evidence.paths.replies import Content, Prompt, Reply, read_replies
 from vllm_qualify.recipe.contract import Capability
-from vllm_qualify.recipe.metrics import CONSTRAINED
+from vllm_qualify.recipe.metrics import AWAKE, CONSTRAINED, REORDERED
 from vllm_qualify.recipe.paths import Paths
 from vllm_qualify.recipe.values import Frozen, Text
 
 STAGE = "paths"
 # Two more cold passes for the prompts that some path seems to have changed.
 DOUBTED = ("doubted-1", "doubted-2")
+# With it vLLM promises that a batch does not change its members' answers.
+INVARIANT = "VLLM_BATCH_INVARIANT"
 # The prompts whose tokens make up the other prompts, and tell how long prompts are.
 FILLED_FROM = 16
 # Of a prompt this many blocks of the KV cache should be whole, and so many tokens: 64 prompts of 192 have 768 blocks of 16, and
@@ -44,8 +65,7 @@ class How(Frozen):
 
     salt: Text
     questions_per_prompt: Annotated[int, Field(strict=True, ge=1, le=MOST_QUESTIONS)]
-    form_tok: Annotated[int, Field(strict=True, ge=1, le=MOST_TOK)]
-    """the most tokens of a reply that must have a form"""
+    asking: FormAsking
 
 
 class Asker(NamedTuple):
@@ -56,16 +76,21 @@ class Asker(NamedTuple):
     model: str
     salt: str
     capabilities: Sequence[Capability] = ()
-    form_tok: int = MOST_TOK
+    asking: FormAsking = FormAsking()
+    is_invariant: bool = False
+    """whether a batch must not change its members' answers, to the letter"""
+    sleeps: bool = False
+    """whether the server can be put to sleep"""
 
     @property
     def taken(self) -> list[str]:
-        return self.settings.taken(self.capabilities)
+        return self.settings.taken(self.capabilities, sleeps=self.sleeps)
 
     @property
     def offered(self) -> list[str]:
         """The paths that could be taken."""
-        return self.settings.model_copy(update={"leave_out": {}}).taken(self.capabilities)
+        taken = self.settings.model_copy(update={"leave_out": {}}).taken(self.capabilities, sleeps=self.sleeps)
+        return [*taken, *([REORDERED] if "json_schema" in self.capabilities else [])]
 
     @property
     def forms(self) -> list[Form]:
@@ -74,7 +99,14 @@ class Asker(NamedTuple):
     @property
     def requests(self) -> list[Request]:
         """Those whose replies must have a form."""
-        return requests_of(self.forms, self.model, self.form_tok)
+        return requests_of(self.forms, self.model, self.asking)
+
+    def tolerance_for(self, path: str, limit: float) -> Tolerance:
+        """How far a path's replies may be from cold ones, where noise is up to `limit` nat.
+
+        Nobody promises that blocks of a cache are computed in one way, also of those that come back from elsewhere.
+        """
+        return Tolerance(limit, to_the_letter=self.is_invariant and path not in (CACHED, EVICTED, AWAKE))
 
     def read(self, folder: Path, path: str, prompts: Sequence[Prompt] | None = None) -> list[Reply]:
         """The replies of a path, to all prompts or to these. Raises one of UNUSABLE."""
@@ -87,13 +119,16 @@ class Asker(NamedTuple):
         return [self.read(folder, COLD), self.read(folder, COLD_AGAIN)]
 
     def find_doubted(self, folder: Path) -> list[int]:
-        """The prompts, by their places, of which a path's reply is far from both cold ones. Unusable paths are left out."""
+        """The prompts, by their places, of which a path's reply is far from both cold ones. Unusable paths are left out.
+
+        So is `awake`: a server that was woken up with other weights would say the same once more.
+        """
         colds = self.read_colds(folder)
         limit, doubted = limit_nat(*colds), set[int]()
         for path in self.taken:
-            if path not in (COLD, CONSTRAINED):
+            if path not in (COLD, CONSTRAINED, AWAKE):
                 try:
-                    doubted |= {*find_changed(self.read(folder, path), colds, limit)}
+                    doubted |= {*find_changed(self.read(folder, path), colds, self.tolerance_for(path, limit))}
                 except UNUSABLE:
                     continue
         return sorted(doubted)
@@ -105,15 +140,24 @@ def measure_paths(server: Server, asker: Asker, at_once: int, folder: Path, tell
     asking = Asking(server, at_once, settings.time_limit_s, settings.reply_tok)
     filler, cache_tok = _make_filler(server, asker), _cache_tok(server.metrics_page())
     scene = Scene(asking, settings, prompts, asker.salt, filler, cache_tok, asker.requests)
-    for path in (COLD, COLD_AGAIN, *asker.taken[1:]):
+    paths = [COLD, COLD_AGAIN, *asker.taken[1:]]
+    for path in paths:
+        if path == AWAKE:
+            _ask_doubted(asker, asking, folder)
         tell(f"{STAGE}: {len(scene.requests if path == CONSTRAINED else prompts)} prompts, {path}")
         inside = folder / path
         inside.mkdir()
         (inside / PAGES[0]).write_text(server.metrics_page())
         BUSY_PATHS[path].take(scene, inside)
         (inside / PAGES[1]).write_text(server.metrics_page())
+    if AWAKE not in paths:
+        _ask_doubted(asker, asking, folder)
+
+
+def _ask_doubted(asker: Asker, asking: Asking, folder: Path) -> None:
+    """Ask the prompts once more that some path seems to have changed. Raises ReleaseError if the server has ended."""
     try:
-        doubted = [prompts[at] for at in asker.find_doubted(folder)]
+        doubted = [asker.prompts[at] for at in asker.find_doubted(folder)]
     except UNUSABLE:
         # The measurements will say so.
         return
@@ -122,15 +166,30 @@ def measure_paths(server: Server, asker: Asker, at_once: int, folder: Path, tell
         asking.ask_prompts(doubted, salts_of(asker.salt, again, doubted), folder / again / REPLIES)
 
 
-def decide_how(server: Server, contents: Sequence[Content], limit_s: float) -> How:
+def decide_how(server: Server, contents: Sequence[Content], settings: Paths, *, has_forms: bool) -> How:
     """Ask enough questions in each prompt that it fills some blocks of the cache. Raises as `_tokenize_all`."""
-    replies = _tokenize_all(server, contents[:FILLED_FROM], limit_s)
+    replies = _tokenize_all(server, contents[:FILLED_FROM], settings.time_limit_s)
     typical_tok = max(1.0, statistics.median(len(reply.tokens) for reply in replies))
     whole_tok = LEAST_BLOCKS * (block_tok(server.metrics_page()) or USUAL_BLOCK_TOK)
     wanted_tok = min(max(whole_tok, LEAST_PROMPT_TOK), replies[0].max_model_len / 2)
     per_prompt = min(MOST_QUESTIONS, max(1, math.ceil(wanted_tok / typical_tok)))
-    form_tok = max(1, min(MOST_TOK, replies[0].max_model_len // 2))
-    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt, form_tok=form_tok)
+    asking = decide_asking(server, settings) if has_forms else FormAsking()
+    return How(salt=uuid.uuid4().hex, questions_per_prompt=per_prompt, asking=asking)
+
+
+def decide_asking(server: Server, settings: Paths) -> FormAsking:
+    """Without thoughts a reply has few more tokens than its form: a model that writes blanks without end is cut early.
+
+    Raises as `_tokenize_all`.
+    """
+    (longest,) = _tokenize_all(server, [LONGEST_FORM], settings.time_limit_s)
+    room_tok = max(1, longest.max_model_len // 2)
+    most_tok = min(settings.most_form_tok, room_tok)
+    told, thinks = probe_thinking(server, settings.time_limit_s)
+    if thinks:
+        return FormAsking(thinking_tok=most_tok, brief_tok=most_tok, told=told, thinks=True)
+    brief_tok = min(len(longest.tokens) + BESIDE_FORM_TOK, most_tok)
+    return FormAsking(thinking_tok=most_tok, brief_tok=brief_tok, told=told)
 
 
 def _make_filler(server: Server, asker: Asker) -> list[int]:

@@ -15,6 +15,8 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 # How many tokens each place of a reply names with their likelihoods.
 ALTERNATIVES = 10
 BETWEEN = "\n\n"
+# How the problem of a prompt begins that the server refused.
+REFUSED = "ValueError: HTTP 4"
 ONE_TOKEN = Field(pattern=r"^token_id:[0-9]{1,9}$")
 
 
@@ -189,6 +191,15 @@ class _Document(_Read):
     model: str
     choices: Annotated[list[_Choice], Field(min_length=1, max_length=1)]
     usage: _Usage
+
+
+def are_refused(path: Path) -> bool:
+    """Whether the server refused each of the prompts of a path as no request of its own kind. False if nothing was asked."""
+    try:
+        lines = [Asked.model_validate_json(line) for line in path.read_bytes().split(b"\n") if line]
+    except (OSError, ValueError):
+        return False
+    return bool(lines) and all(line.problem.startswith(REFUSED) for line in lines)
 
 
 def read_replies(path: Path, prompts: Sequence[Prompt], salts: Sequence[str], model: str, reply_tok: int) -> list[Reply]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,12 @@ from vllm_qualify.evidence import idle, startup
 from vllm_qualify.evidence.idle import Idle
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, StageEvidence, in_words, invalid, valid
 from vllm_qualify.evidence.network import infiniband
+from vllm_qualify.evidence.paths.reordered import measure_reordered, parse_reordered
 from vllm_qualify.evidence.serving import ENDED, LAUNCHED, LAUNCHED_BY_CLOCK, launched_by_clock, serving_alone
 from vllm_qualify.evidence.stages.stage import Stage, leave_server_files
 from vllm_qualify.evidence.watched import read_host
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND
+from vllm_qualify.recipe.metrics import GPU_IDLE, NCCL_INFINIBAND, REORDERED, path_metric
 
 WARM, WARM_START = "warm", "startup_warm_s"
 
@@ -29,7 +30,7 @@ class ServeStage(Stage, name="serve", is_timed=True, on_server=False):
     """How the server started and used its GPUs, by the files that it left when it was stopped."""
 
     def inputs(self, plan: CellPlan) -> Any:
-        return plan.warm_starts
+        return [plan.warm_starts, asks_reordered(plan)]
 
     def collect(
         self, server: Server, plan: CellPlan, evidence: Path, started_at: datetime, held_s: float, folder: Path
@@ -48,19 +49,40 @@ class ServeStage(Stage, name="serve", is_timed=True, on_server=False):
         if plan.warm_starts:
             rows += _try_to(WARM_START, no_time, f"{WARM}-*/startup_s", partial(_measure_warm_starts, folder, plan))
         rows += _try_to(GPU_IDLE, "it is not known how long GPUs idled", HOST_SAMPLES, partial(_measure_idle, folder, plan))
+        if asks_reordered(plan):
+            rows.append(_parse_reordered(plan, evidence))
         if any(gate.metric == NCCL_INFINIBAND for gate in plan.gates):
             rows += _try_to(NCCL_INFINIBAND, "no usable log", LOG, lambda source: [infiniband(_read_log(folder), source)])
         return rows
 
 
-def warm_starts(plan: CellPlan, folder: Path, tell: Tell) -> None:
-    """Start the server again for each warm start of the plan, each in a folder `warm-N` of the stage. Raises QualifyError."""
+def asks_reordered(plan: CellPlan) -> bool:
+    """Whether the first warm start of the plan's server is asked for replies with a form."""
+    return any(gate.metric == path_metric(REORDERED) for gate in plan.gates)
+
+
+def _parse_reordered(plan: CellPlan, evidence: Path) -> Measurement:
+    place = f"serve/{WARM}-1/{REORDERED}"
+    server = plan.server
+    return parse_reordered(evidence / place, server.served_model_name, plan.promised, server.engine_kind, place)
+
+
+def warm_starts(plans: Sequence[CellPlan], folder: Path, tell: Tell) -> None:
+    """Start the server of these cells again for each warm start, each in a folder `warm-N` of the stage. Raises QualifyError.
+
+    The first one is asked for replies with a form, if a plan says so.
+    """
+    plan = plans[0]
+    asking = next((each for each in plans if each.paths and asks_reordered(each)), None)
     for number in range(1, plan.warm_starts + 1):
         inside = folder / f"{WARM}-{number}"
         with writing("serve"):
             inside.mkdir()
         with serving_alone(plan.server, inside, plan.labels, tell) as server, writing("serve"):
             (inside / "startup_s").write_text(f"{server.startup_s:.3f}\n")
+            if number == 1 and asking and asking.paths:
+                tell("warm start 1: replies with a form, after another form")
+                measure_reordered(server, asking.paths, asking.promised, inside / REORDERED)
         tell(f"warm start {number}: {server.startup_s:.1f} s")
 
 
