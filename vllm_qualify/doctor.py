@@ -16,6 +16,7 @@ from vllm_qualify.engine.landlock import can_confine, landlock_version
 from vllm_qualify.engine.launchers.registry import LAUNCHERS
 from vllm_qualify.errors import HostError, QualifyError
 from vllm_qualify.recipe.values import Frozen
+from vllm_qualify.report.words import changed_files
 from vllm_qualify.runs.home import home
 
 LEAST_FREE_MIB = 2_000
@@ -73,7 +74,8 @@ def _find_flows() -> str:
 
 def _find_vllm() -> str:
     engine = find_engine()
-    return f"vLLM {engine.identity().version} at {engine.python.parent.parent}"
+    identity = engine.identity()
+    return f"vLLM {identity.version} at {engine.python.parent.parent}{changed_files(identity)}"
 
 
 def _find_libnuma() -> str:

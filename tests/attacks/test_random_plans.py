@@ -144,7 +144,7 @@ def others(value: Any, drawn: random.Random) -> list[Any]:
     return [*numbers, *texts, True, [], {}, ["x"], {"x": "x"}]
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.filter_too_much])
 @given(seed=st.integers(min_value=0))
 @pytest.mark.thorough
 def test_a_plan_with_any_field_of_its_own_is_for_a_person(approver: Approver, seed: int) -> None:

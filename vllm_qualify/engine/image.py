@@ -1,5 +1,6 @@
 """An engine in a Docker image: resolve its tag to a digest once, pull it by that digest, verify, tag and identify it."""
 
+import inspect
 import json
 import re
 import time
@@ -7,10 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from vllm_qualify.engine import installed
 from vllm_qualify.engine.containers.host import docker_host, engine_message, platform_of
 from vllm_qualify.engine.containers.plan import ContainerPlan
 from vllm_qualify.engine.containers.run import COMMAND_FAILED, run_once
-from vllm_qualify.engine.environment import PROBE, EngineIdentity, ImageIdentity
+from vllm_qualify.engine.environment import PACKAGES, EngineIdentity, ImageIdentity
 from vllm_qualify.engine.failure.docker import NO_VLLM, classify_answer
 from vllm_qualify.engine.kinds.registry import KINDS, kind_in
 from vllm_qualify.engine.launchers import ImageLauncherName
@@ -208,7 +210,9 @@ def _inspect_image(host: "docker.DockerClient", image: EngineImage) -> dict[str,
 
 
 def _run_probe(image: EngineImage) -> dict[str, Any]:
-    plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=["-I", "-c", PROBE])
+    # Its files need no hash: the image's digest covers them.
+    arguments = ["-I", "-c", inspect.getsource(installed), *PACKAGES]
+    plan = ContainerPlan(image=image.pinned, platform=image.platform, entrypoint="python3", arguments=arguments)
     try:
         answer: dict[str, Any] = json.loads(run_once(plan, CHECK))
         dict(answer["packages"])

@@ -283,7 +283,12 @@ def time(moment: datetime) -> str:
 def engine(identity: EngineIdentity) -> str:
     """`vLLM 0.32.0 from vllm/vllm-openai:v0.32.0`, or `vLLM 0.32.0 from an environment of this machine`."""
     source = identity.image.reference if identity.image else "a local environment"
-    return f"{KINDS[identity.kind].title} {identity.version} from {source}"
+    return f"{KINDS[identity.kind].title} {identity.version} from {source}{changed_files(identity)}"
+
+
+def changed_files(identity: EngineIdentity) -> str:
+    """The files of an engine that are not as they were installed; empty if there are none."""
+    return f", with files changed since: {', '.join(identity.changed_files)}" if identity.changed_files else ""
 
 
 def parts(server: ServerPlan) -> list[str]:
