@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity
+from vllm_qualify.report import words
 
 VERSION = "0.32.0"
 SAMPLER, TABLE = "vllm/sampler.py", "vllm/configs/E=8,N=14336.json"
@@ -76,6 +77,17 @@ def test_a_record_that_was_made_to_fit_is_another_engine(installed: Installed) -
     lines = record.read_text().splitlines()
     record.write_text("\n".join(f"{SAMPLER},sha256={digest},18" if line.startswith(SAMPLER) else line for line in lines))
     assert installed.identity.digest != before.digest
+
+
+def test_a_report_names_some_of_many_changed_files(installed: Installed) -> None:
+    assert "changed" not in words.engine(installed.identity)
+    many = {f"vllm/kernel_{number}.py": "" for number in range(6)}
+    install(installed.site, "vllm-nice", many, "[vllm.general_plugins]\nnice = nice:register\n")
+    for path in many:
+        (installed.site / path).unlink()
+    assert words.engine(installed.identity).endswith(
+        ", with files changed since: vllm/kernel_0.py, vllm/kernel_1.py, vllm/kernel_2.py and 3 more"
+    )
 
 
 def test_a_file_that_came_back_is_the_engine_that_was_installed(installed: Installed) -> None:

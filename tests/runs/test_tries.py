@@ -1,5 +1,6 @@
 """How often a release was tried in its cell: counted in the store, told to all who decide, and dearer each time."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from tests.approval.builder import CELL, Change, publish_report, with_gate
 from tests.builders.changed import changed
 from tests.report.builder import passed_report
+from vllm_qualify.engine.server import MODEL, Part
 from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import prepare
 from vllm_qualify.recipe.gates import Verdict
+from vllm_qualify.report.model import Report
 from vllm_qualify.runs.tries import departures_of_tries, with_tries
 
 RUNS = [f"20260314T0926{second}Z-5f3d19" for second in range(53, 60)]
@@ -57,6 +60,42 @@ def test_a_release_under_another_name_is_the_same_and_new_baselines_have_none(st
     renamed = changed(passed_report().plan, "cell.release", model="a-copy/of-the-model")
     assert [earlier.run_id for earlier in tried(store, renamed).tries] == RUNS[:1]
     assert tried(store, changed(passed_report().plan, establishes=True)).tries == []
+
+
+FILES = {"config.json": "1" * 64, "model.safetensors": "2" * 64, "tokenizer.json": "3" * 64}
+ADDED = [("README.md", True), ("LICENSE", True), (".gitattributes", True), ("images/plot.png", True), ("notes.json", True)]
+ADDED += [("model-00002.safetensors", False), ("chat_template.jinja", False), ("modeling.py", False)]
+ADDED += [("vocab.txt", False), ("1_Pooling/config.json", False)]
+
+
+def in_folder(files: dict[str, str], revision: str) -> Change:
+    return of("plan.cell.release", files=files, revision=f"sha256:{revision * 64}")
+
+
+def of_the_hub(files: dict[str, str], revision: str) -> Change:
+    def change(report: Report) -> Report:
+        model = Part(option=MODEL, name="a-team/model", revision=revision * 40, files=files)
+        named = changed(report, "plan.cell.release", revision=revision * 40, files={})
+        return changed(named, "plan.server", parts=[model])
+
+    return change
+
+
+@pytest.mark.parametrize("keep", [in_folder, of_the_hub])
+@pytest.mark.parametrize(("added", "is_same"), ADDED)
+def test_a_file_that_no_engine_reads_begins_no_new_count(
+    store: DirectoryStore, tmp_path: Path, keep: Callable[[dict[str, str], str], Change], added: str, is_same: bool
+) -> None:
+    publish(store, tmp_path, lambda report: keep(FILES, "1")(with_gate("fail")(report)))
+    now = keep(FILES | {added: "4" * 64}, "2")(passed_report()).plan
+    assert [earlier.run_id for earlier in tried(store, now).tries] == (RUNS[:1] if is_same else [])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_another_file_that_engines_read_is_another_release(store: DirectoryStore, tmp_path: Path, name: str) -> None:
+    publish(store, tmp_path, lambda report: in_folder(FILES, "1")(with_gate("fail")(report)))
+    now = in_folder(FILES | {name: "4" * 64}, "2")(passed_report()).plan
+    assert tried(store, now).tries == []
 
 
 def test_whoever_qualifies_again_is_reported(store: DirectoryStore, tmp_path: Path) -> None:

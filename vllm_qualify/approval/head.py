@@ -6,6 +6,7 @@ from vllm_qualify.engine.server import gpu_count
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.judge.compare.places import own_label
 from vllm_qualify.judge.start_means import StartMeans
+from vllm_qualify.plan.tried import digest_tried
 from vllm_qualify.publish.bundle import ManifestHead, ReleaseTry, Score, Summary
 from vllm_qualify.recipe.metrics import METRICS, OUTPUT_THROUGHPUT
 from vllm_qualify.report.model import Report
@@ -37,7 +38,7 @@ def differing_fields(said: ManifestHead, report: Report) -> Iterable[str]:
 def _release_try(report: Report) -> ReleaseTry | None:
     if (report.plan.establishes and not report.plan.is_compared) or report.rejudged_from:
         return None
-    release, number = report.plan.cell.release.digest, len(report.plan.tries) + 1
+    release, number = digest_tried(report.plan), len(report.plan.tries) + 1
     return ReleaseTry(release=release, number=number, verdict=report.judgement.verdict)
 
 

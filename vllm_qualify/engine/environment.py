@@ -24,8 +24,8 @@ OVERRIDE = "VLLM_QUALIFY_ENGINE"
 
 # Whose versions say what computes.
 PACKAGES = (*(kind.package for kind in KINDS.values()), "torch", "transformers", "flashinfer-python", "triton")
-# As many changed files are named in a report.
-MOST_NAMED = 20
+# As many changed files are listed.
+MOST_CHANGED = 100
 
 
 class ImageIdentity(Frozen):
@@ -84,7 +84,7 @@ class EngineEnvironment(Frozen):
             digest=f"sha256:{probed['files_sha256']}",
             python=probed["python"],
             packages=probed["packages"],
-            changed_files=probed["changed_files"][:MOST_NAMED],
+            changed_files=probed["changed_files"][:MOST_CHANGED],
         )
 
 

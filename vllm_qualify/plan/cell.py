@@ -1,6 +1,5 @@
 """A cell's plan: what is served, checked, measured and judged."""
 
-import hashlib
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,11 +31,6 @@ class Release(Frozen):
     files: dict[str, str] = {}
     """the SHA-256 of each file of a local folder; empty for a model of the hub, whose commit has them"""
     engine: EngineIdentity
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the model's revision and the engine's digest, in hexadecimal: two names of one release have one digest."""
-        return hashlib.sha256(f"{self.revision} {self.engine.digest}".encode()).hexdigest()
 
 
 class Cell(Frozen):

@@ -40,6 +40,7 @@ class Reuse(Frozen):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     of: ReusedRuns = "unfinished"
-    """`unfinished`: those of runs that were interrupted. `all`: also those of runs that passed. `none`: all are measured"""
+    """`unfinished`: those of runs that were interrupted on this machine. `all`: also those of runs that passed, here or in the
+    store. `none`: all are measured"""
     most_age_days: float = Field(default=7, gt=0)
     """how old evidence may be, in days"""

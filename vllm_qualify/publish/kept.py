@@ -1,16 +1,16 @@
 """Finished stages in the store, under keys made of all their inputs: a rerun measures only the missing stages.
 
 A stage is kept as soon as it has ended, even if its run fails later. Its evidence is in the same place as that of published
-runs. The run that takes it over parses and judges it again. A stage that the store could not be given can be taken from the
-folder of its run.
+runs. The run that takes it over parses and judges it again. Whoever may publish can write a note of a stage: what counts is
+a stage of this machine's own folders, or of a published report (`runs.stored`).
 """
 
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,7 +25,7 @@ from vllm_qualify.evidence.stages.table import TABLE, parse
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import within_budget
 from vllm_qualify.plan.request import Reuse
-from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_evidence, read_manifest, write_evidence
+from vllm_qualify.publish.bundle import evidence_key, put_evidence, read_manifest, write_evidence
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.store import Store
 from vllm_qualify.recipe.metrics import StageName
@@ -79,16 +79,15 @@ def kept_stage(plan: CellPlan, stage: StageEvidence) -> KeptStage:
 
 
 def reuse_kept(
-    store: Store, stage: StageName, plan: CellPlan, evidence: Path, reuse: Reuse, here: Sequence[Reusable] = ()
+    store: Store, stage: StageName, plan: CellPlan, evidence: Path, reuse: Reuse, finished: Iterable[Reusable]
 ) -> StageEvidence | None:
-    """The newest kept stage that the plan can use, with its files copied into `evidence`; None if there is none.
+    """The first finished stage that the plan can use, with its files copied into `evidence`; None if there is none.
 
-    Those that are `here`, on this machine, come before those in the store. Raises StoreError if the kept stage cannot be read
-    or a file is not what was measured, and HostError if a file cannot be written.
+    Raises StoreError if a file is not what was measured, and HostError if a file cannot be written.
     """
     if reuse.of == "none":
         return None
-    usable = _find_usable(store, [*here, *_newest_first(store, stage, plan)], reuse)
+    usable = _find_usable(store, finished, reuse)
     if TABLE[stage].grows:
         # The one with most parts first, and of equally many the newest.
         usable.sort(key=lambda each: len(each.kept.stage.files), reverse=True)
@@ -157,9 +156,11 @@ def _find_usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[R
     return [each for each in young if each.kept.measured_by not in refused]
 
 
-def _newest_first(store: Store, stage: StageName, plan: CellPlan) -> Iterator[Reusable]:
+def read_notes(store: Store, stage: StageName, plan: CellPlan) -> Iterator[KeptStage]:
+    """What the store says of finished stages that have the same inputs, the newest first. Anyone may have said so."""
     for key in reversed(list(store.keys(_stage_folder(stage, plan)))):
-        yield Reusable(read_kept(store, key), partial(read_evidence, store))
+        with suppress(StoreError):  # whoever wrote a note that cannot be read keeps no run from measuring
+            yield read_kept(store, key)
 
 
 def read_kept(store: Store, key: str) -> KeptStage:

@@ -27,6 +27,8 @@ DIGITS = 4
 CHANGE_DIGITS = 3
 MOST_DECIMALS = 12
 SHARE_DECIMALS = 2
+# As many changed files of an engine are named.
+MOST_NAMED = 3
 WORTH_FOLDING = 40
 AS_ABOVE = "as above"
 
@@ -288,7 +290,9 @@ def engine(identity: EngineIdentity) -> str:
 
 def changed_files(identity: EngineIdentity) -> str:
     """The files of an engine that are not as they were installed; empty if there are none."""
-    return f", with files changed since: {', '.join(identity.changed_files)}" if identity.changed_files else ""
+    named = identity.changed_files[:MOST_NAMED]
+    more = f" and {len(identity.changed_files) - MOST_NAMED} more" if len(identity.changed_files) > MOST_NAMED else ""
+    return f", with files changed since: {', '.join(named)}{more}" if named else ""
 
 
 def parts(server: ServerPlan) -> list[str]:

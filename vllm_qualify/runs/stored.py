@@ -1,12 +1,13 @@
 """Runs in a store: read them, reuse their stages, or fetch one to this machine."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from vllm_qualify.approval.published import PublishedRun, read_run
-from vllm_qualify.errors import HostError, StoreError
+from vllm_qualify.errors import CallerError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages.table import wanted_stages
 from vllm_qualify.plan.request import Reuse
@@ -55,6 +56,23 @@ def _stages_here(run: Run, stage: StageName) -> Iterator[kept.Reusable]:
             yield kept.Reusable(kept_note, other.read)
 
 
+def _published_stages(store: Store, run: Run, stage: StageName) -> Iterator[kept.Reusable]:
+    """The finished stages in the store that a published report has, the newest first."""
+    for note in kept.read_notes(store, stage, run.plan):
+        if _is_published(store, note, kept.stage_key(stage, run.plan)):
+            yield kept.Reusable(note, partial(read_evidence, store))
+
+
+def _is_published(store: Store, note: kept.KeptStage, key: str) -> bool:
+    """Whether the run that a note names has published this stage, with the same files, measured by the inputs of this key."""
+    try:
+        report = trusted_report(store, note.run_id)
+    except (CallerError, StoreError):
+        return False
+    same = [each for each in report.stages if each.stage == note.stage.stage and each.files == note.stage.files]
+    return bool(same) and note.prefix == report.prefix and kept.stage_key(note.stage.stage, report.plan) == key
+
+
 def _read_note(path: Path) -> kept.KeptStage | None:
     """A stage's note; None if somebody deleted or changed it: the stage is then measured again."""
     try:
@@ -82,8 +100,9 @@ def reuse_stages(run: Run, store: Store, reuse: Reuse) -> list[StageEvidence]:
 
 
 def reuse_stage(run: Run, stage: StageName, store: Store, reuse: Reuse) -> StageEvidence | None:
-    """Take over another run's finished stage, of this machine or else of the store. Raises as `kept.reuse_kept`."""
-    reused = kept.reuse_kept(store, stage, run.plan, run.evidence, reuse, list(_stages_here(run, stage)))
+    """Take over another run's finished stage, of this machine or else of a published run. Raises as `kept.reuse_kept`."""
+    published = _published_stages(store, run, stage) if reuse.of == "all" else ()
+    reused = kept.reuse_kept(store, stage, run.plan, run.evidence, reuse, [*_stages_here(run, stage), *published])
     if reused:
         save_finished(run, reused)
     return reused

@@ -7,6 +7,7 @@ from vllm_qualify.approval.index import read_manifests, read_row
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.plan.cell import CellPlan, EarlierTry
+from vllm_qualify.plan.tried import digest_tried
 from vllm_qualify.publish.bundle import Manifest, UnreadableError
 from vllm_qualify.publish.order import is_newer, order
 from vllm_qualify.publish.store import MissingObjectError, Store
@@ -19,7 +20,7 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
     """
     if plan.establishes and not plan.is_compared:
         return plan
-    release, lines = plan.cell.release.digest, reversed(read_row(store, plan.cell.id).reports)
+    release, lines = digest_tried(plan), reversed(read_row(store, plan.cell.id).reports)
     counting = [(line.run_id, line.tried) for line in lines if line.tried and line.tried.release == release]
     tries = [EarlierTry(run_id=run_id, verdict=tried.verdict) for run_id, tried in counting]
     counted = plan.model_copy(update={"tries": tries})
@@ -52,7 +53,7 @@ def _not_counted(run: PublishedRun, before: Sequence[Manifest]) -> list[str]:
 
     Of two runs at the same time, the one that ends last does not count the other.
     """
-    release, counted = run.report.plan.cell.release.digest, {tried.run_id for tried in run.report.plan.tries}
+    release, counted = digest_tried(run.report.plan), {tried.run_id for tried in run.report.plan.tries}
     tries = [(each.run_id, each.tried.verdict) for each in before if each.tried and each.tried.release == release]
     since = takewhile(lambda tried: tried[1] != "pass", reversed(tries))
     return sorted(run_id for run_id, verdict in since if verdict != "invalid" and run_id not in counted)

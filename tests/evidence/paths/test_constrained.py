@@ -235,17 +235,31 @@ def test_a_reply_of_another_form_is_broken(evidence: Path, content: str) -> None
         pytest.param("[" * 100_000, 0, id="an endless list"),
     ],
 )
-def test_a_reply_that_was_cut_tells_nothing_if_it_began_well(evidence: Path, content: str, value: float) -> None:
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_a_reply_that_was_cut_tells_nothing_if_it_began_well(evidence: Path, content: str, value: float, reason: str) -> None:
+    """Whatever the server says why it ended: vLLM 0.26 says `tool_calls` of a call that was cut."""
+
     def change(line: Any) -> None:
         reply = json.loads(line["exchange"]["reply"])
         message = {"role": "assistant", "content": content, "reasoning": "So"}
-        reply["choices"][0] |= {"finish_reason": "length", "message": message}
+        reply["choices"][0] |= {"finish_reason": reason, "message": message}
         reply["usage"] |= {"completion_tokens": 512, "total_tokens": 517}
         line["exchange"]["reply"] = json.dumps(reply)
 
     _change(change)(evidence)
     row = parsed(evidence, SETTINGS, BOTH)["path_constrained"]
     assert (row.value, row.sample_count) == (value, 239 + (not value))
+
+
+def test_a_whole_reply_of_as_many_tokens_as_were_allowed_counts(evidence: Path) -> None:
+    def change(line: Any) -> None:
+        reply = json.loads(line["exchange"]["reply"])
+        reply["usage"] |= {"completion_tokens": 512, "total_tokens": 517}
+        line["exchange"]["reply"] = json.dumps(reply)
+
+    _change(change)(evidence)
+    row = parsed(evidence, SETTINGS, BOTH)["path_constrained"]
+    assert (row.value, row.sample_count) == (1, 240)
 
 
 def test_a_finish_reason_alone_makes_no_reply_one_that_was_cut(evidence: Path) -> None:

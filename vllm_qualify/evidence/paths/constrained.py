@@ -120,6 +120,13 @@ class Form(NamedTuple):
             need(call.name in self.tools, f"{shorten(call.name)} is called, and it should be {' or '.join(self.tools)}")
             _check_fits(call.arguments, TOOLS[call.name])
 
+    def fits(self, spoken: Spoken) -> bool:
+        try:
+            self.check(spoken)
+        except BrokenError:
+            return False
+        return True
+
     def check_cut(self, spoken: Spoken) -> None:
         """Raises BrokenError if a reply that was cut could not have gone on to be one of this form."""
         for text in [spoken.content] if self.schema is not None else [call.arguments for call in spoken.calls]:
@@ -278,7 +285,7 @@ def _model_of(requests: Sequence[Request]) -> str:
 def _judge_reply(line: int, form: Form, request: Request, replies: Transcript, *, may_think: bool) -> Judged:
     try:
         spoken = replies.streamed_chat(request.name) if form.is_streamed else replies.chat(request.name)
-        if _is_cut(spoken, request.body or {}):
+        if _is_cut(spoken, request.body or {}) and not form.fits(spoken):
             if not (may_think and _is_before_form(spoken)):
                 form.check_cut(spoken)
             return Judged(line, form, is_cut=True)
@@ -318,6 +325,9 @@ def _is_before_form(spoken: Spoken) -> bool:
 
 
 def _is_cut(spoken: Spoken, body: Mapping[str, Any]) -> bool:
-    """Whether the reply has as many tokens as were allowed. The count decides, since a finish reason can be wrong."""
+    """Whether the reply has as many tokens as were allowed.
+
+    The count decides. vLLM 0.26 says `tool_calls` of a streamed call that was cut.
+    """
     tokens = spoken.usage.completion_tokens if spoken.usage else 0
-    return spoken.reason == "length" and bool(tokens >= body["max_tokens"])
+    return bool(tokens >= body["max_tokens"])
