@@ -10,14 +10,14 @@ from prefect.runtime import task_run
 from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
-from vllm_qualify.engine.confinement import USE_LANDLOCK
+from vllm_qualify.engine.confinement import GIVE_NAMESPACES, USE_LANDLOCK, isolation_problem
 from vllm_qualify.engine.host import check_host
 from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, within_budget
+from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, unisolated_code, within_budget
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.layout import prepare
@@ -97,6 +97,11 @@ def plan(
         get_run_logger().info(f"cell {cell.cell.id} on {served}, {machine.id}")
         if owner := unconfined_code(cell):
             get_run_logger().warning(f"{owner} can read this user's keys, since this kernel cannot confine it: {USE_LANDLOCK}")
+        elif owner := unisolated_code(cell):
+            reached = "other processes, their shared memory, and the modes and times of files"
+            get_run_logger().warning(
+                f"{owner} reaches {reached}, without namespaces ({isolation_problem()}): {GIVE_NAMESPACES}"
+            )
     return plans
 
 

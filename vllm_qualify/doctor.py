@@ -5,10 +5,12 @@ import importlib
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPConnection, HTTPException
 from importlib import metadata
 
-from vllm_qualify.engine.confinement import USE_LANDLOCK
+from vllm_qualify.engine.confinement import GIVE_NAMESPACES, USE_LANDLOCK, isolation_problem
 from vllm_qualify.engine.containers.host import docker_host, platform_of
 from vllm_qualify.engine.environment import find_engine
 from vllm_qualify.engine.gpu import check_driver, detect
@@ -20,6 +22,12 @@ from vllm_qualify.report.words import changed_files
 from vllm_qualify.runs.home import home
 
 LEAST_FREE_MIB = 2_000
+# AWS's, which others have taken over; the same by IPv6; Google's; that of AWS's containers; Alibaba's.
+METADATA = ("169.254.169.254", "[fd00:ec2::254]", "metadata.google.internal", "169.254.170.2", "100.100.100.200")
+# No machine has this one (RFC 5737).
+NOBODYS = "192.0.2.1"
+METADATA_LIMIT_S = 1.0
+CLOSE_METADATA = "close it by the firewall to all but those that need it: docs/operations.md, Cloud metadata"
 TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")
 
 
@@ -129,6 +137,38 @@ def _find_confinement() -> str:
     return f"Landlock, version {landlock_version()}"
 
 
+def _find_isolation() -> str:
+    if problem := isolation_problem():
+        raise HostError(f"code of a model, as a process, reaches other processes: {problem}", GIVE_NAMESPACES)
+    return "namespaces of its own, and a filter of system calls"
+
+
+def _check_metadata() -> Diagnosis:
+    """A cloud gives a machine's credentials to whatever runs on it and asks there. Nothing but `/` is asked for."""
+    with ThreadPoolExecutor(1 + len(METADATA)) as pool:
+        nobody, *answers = pool.map(_answers, (NOBODYS, *METADATA))
+    found = [address for address, answer in zip(METADATA, answers, strict=True) if answer]
+    detail = "no address answers"
+    if found:
+        detail = f"{', '.join(found)} may give this machine's credentials to code of a model"
+        detail += f"; or a proxy answers for every address, as it does for {NOBODYS}" if nobody else ""
+    return Diagnosis(
+        what="cloud metadata", ok=not found, detail=detail, remedy=CLOSE_METADATA, optional=True, otherwise="found"
+    )
+
+
+def _answers(address: str) -> bool:
+    connection = HTTPConnection(address, timeout=METADATA_LIMIT_S)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
 def _find_program(program: str, install: str) -> str:
     if path := shutil.which(program):
         return path
@@ -155,6 +195,8 @@ CHECKS: tuple[Callable[[], Diagnosis], ...] = (
     partial(_diagnose, "disk", _find_disk),
     partial(_diagnose, "Docker", _find_docker, True),
     partial(_diagnose, "confinement", _find_confinement, True),
+    partial(_diagnose, "isolation", _find_isolation, True),
+    _check_metadata,
     _check_leftovers,
     partial(_diagnose, "radosgw", partial(_find_program, "radosgw", "infra/radosgw.sh install"), True),
     partial(_diagnose, "chromium", partial(_find_program, CHROMIUM, f"infra/debian-package.sh {CHROMIUM}"), True),

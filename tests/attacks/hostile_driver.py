@@ -6,8 +6,13 @@ python -m tests.attacks.hostile_driver server|probe|task FOLDER [IMAGE]
 import hashlib
 import json
 import re
+import socketserver
 import sys
+import threading
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_qualify.drift import probe
@@ -26,8 +31,32 @@ LIMIT_S = 240
 
 
 def box_of(folder: Path) -> Path:
-    """Where the hostile code tells what it found."""
-    return Path("/dev/shm", f"looked-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}")
+    """The socket by which the hostile code tells what it found: it leaves no file."""
+    return Path("/tmp", f"looked-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}")
+
+
+def looks_of(folder: Path) -> Path:
+    """The folder in which this process writes down what it was told."""
+    return folder / "looks"
+
+
+@contextmanager
+def listening(folder: Path) -> Iterator[None]:
+    looks_of(folder).mkdir()
+
+    class Written(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            part = looks_of(folder) / f"{uuid.uuid4().hex}.part"
+            part.write_bytes(self.rfile.read())
+            part.replace(part.with_suffix(".json"))
+
+    with socketserver.ThreadingUnixStreamServer(str(box_of(folder)), Written) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            box_of(folder).unlink()
 
 
 def plan_in(folder: Path, image: str | None = None) -> ServerPlan:
@@ -43,9 +72,9 @@ def plan_in(folder: Path, image: str | None = None) -> ServerPlan:
 
 
 def await_look(folder: Path, log: Path, *, in_log: bool = False) -> None:
-    """Wait for a file of what it found. A container has no such folder, and only prints it, which comes before the file."""
+    """Wait for a file of what it found. A container has no such socket, and only prints it, which comes before the file."""
     deadline = time.monotonic() + LIMIT_S
-    while not (printed(log) if in_log else list(box_of(folder).glob("looked-*.json"))):
+    while not (printed(log) if in_log else list(looks_of(folder).glob("*.json"))):
         if time.monotonic() > deadline:
             sys.exit(f"it never looked: {log.read_text()[-4000:]}")
         time.sleep(0.2)  # another process looks
@@ -60,9 +89,8 @@ def serve(folder: Path, image: str | None = None) -> None:
     with launch(plan_in(folder, image), folder / "run") as starting:
         await_look(folder, starting.process.log, in_log=image is not None)
     if image:
-        box_of(folder).mkdir()
         for number, message in enumerate(printed(folder / "run" / "server.log")):
-            (box_of(folder) / f"looked-{number}.json").write_text(message)
+            (looks_of(folder) / f"{number}.json").write_text(message)
 
 
 def ask(folder: Path) -> None:
@@ -87,4 +115,5 @@ def load_task(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"server": serve, "probe": ask, "task": load_task}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    with listening(Path(sys.argv[2])):
+        {"server": serve, "probe": ask, "task": load_task}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -1,20 +1,29 @@
 """Code of a model, and of a task, that looks for this user's keys: it runs, it looks, and it finds none."""
 
 import os
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.builders.hostile_models import PLANTED, SENTINEL, code, looked, make_hostile_model, victim
+from tests.builders.hostile_models import (
+    PLANTED,
+    SENTINEL,
+    check_unchanged,
+    code,
+    looked,
+    make_hostile_model,
+    others,
+    run_confined,
+    victim,
+)
 from tests.ci import IN_CI
-from vllm_qualify.engine.confinement import confining_process, quiet_environment
+from vllm_qualify.engine.confinement import confining_process, isolation_problem, quiet_environment
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.letter_box import copy_matching, read_plain, write_plain
-from vllm_qualify.engine.process import running_guarded, wait_for
 
-__all__ = ["victim"]
+__all__ = ["others", "victim"]
 
 TASK = """\
 task: hostile
@@ -35,20 +44,31 @@ def _needs_landlock() -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", ["server", "probe"])
-def test_code_of_a_model_finds_no_key(kind: str, engine: EngineEnvironment, tmp_path: Path, victim: Path) -> None:
-    make_hostile_model(tmp_path, victim)
+def test_code_of_a_model_finds_no_key(
+    kind: str, engine: EngineEnvironment, tmp_path: Path, victim: Path, others: dict[str, Any]
+) -> None:
+    make_hostile_model(tmp_path, victim, others=reachable(others))
     assert looked(kind, tmp_path, victim, engine) == []
+    check_unchanged(others)
 
 
 @pytest.mark.thorough
-def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path) -> None:
+def test_a_function_of_a_task_finds_no_key(tmp_path: Path, victim: Path, others: dict[str, Any]) -> None:
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     (tasks / "hostile.yaml").write_text(TASK.format(folder=tasks))
     (tasks / "test.jsonl").write_text('{"question": "1", "answer": "1"}\n{"question": "2", "answer": "2"}\n')
-    (tasks / "hostile.py").write_text(f"{code(victim, tmp_path)}\n\ndef text(doc):\n    tell()\n    return doc['question']\n")
+    (tasks / "hostile.py").write_text(
+        f"{code(victim, tmp_path, others=reachable(others))}\n\ndef text(doc):\n    tell()\n    return doc['question']\n"
+    )
     nothing = EngineEnvironment(python=tmp_path / "engine" / "bin" / "python")
     assert looked("task", tmp_path, victim, nothing) == []
+    check_unchanged(others)
+
+
+def reachable(others: dict[str, Any]) -> dict[str, Any]:
+    """Without namespaces others are reached, as `doctor` says."""
+    return {} if isolation_problem() else others
 
 
 # --- the environment
@@ -77,17 +97,6 @@ def test_only_a_child_that_downloads_gets_a_token_and_a_proxys_password(name: st
 
 
 # --- the files and the rights
-
-
-def run_confined(tmp_path: Path, script: str, *named: Path) -> str:
-    own, log = [Path(sys.prefix), Path(sys.base_prefix)], tmp_path / "it.log"
-    command = [sys.executable, "-I", "-c", script]
-    with (
-        confining_process({}, named=named, readable=own) as confinement,
-        running_guarded(command, confinement.environment, log, rules=confinement.rules) as process,
-    ):
-        wait_for(process, 60, lambda: None, "it")
-    return log.read_text()
 
 
 READS = """
@@ -125,7 +134,8 @@ def test_root_keeps_no_right_that_reads_another_process(tmp_path: Path) -> None:
 
 REACHES = """
 import os
-parent = os.getppid()
+# The guard; for an isolated process, which cannot name it, the first one of its namespace, a fork of it.
+parent = os.getppid() or 1
 for reach in (
     lambda: open(f"/proc/{parent}/environ").read(),
     lambda: open(f"/proc/{parent}/mem", "rb"),

@@ -18,7 +18,10 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
-from vllm_qualify.engine.landlock import LEAST_VERSION
+from vllm_qualify.engine import guard
+from vllm_qualify.engine.landlock import LEAST_VERSION, can_confine
+from vllm_qualify.engine.namespaces import SHARED_MEMORY
+from vllm_qualify.engine.seccomp import can_filter
 from vllm_qualify.errors import writing
 from vllm_qualify.recipe.environment import may_be_set
 from vllm_qualify.recipe.serving import is_secret_name
@@ -29,6 +32,13 @@ STAGE = "check"
 USE_LANDLOCK = (
     f"use a kernel with Landlock of version {LEAST_VERSION} or later (Linux 5.19); "
     "--launcher docker confines a model's code too, but not a task's"
+)
+
+# Set to "off", confined processes get no namespaces: for a machine where an engine does not start in them.
+NAMESPACES = "VLLM_QUALIFY_NAMESPACES"
+GIVE_NAMESPACES = (
+    "let this user make namespaces: as root with CAP_SYS_ADMIN, or by kernel.unprivileged_userns_clone=1 and "
+    "kernel.apparmor_restrict_unprivileged_userns=0, where the kernel has them; --launcher docker isolates a model's code too"
 )
 
 # --- the environment
@@ -109,10 +119,10 @@ SYSTEM = (
     *("/opt/nvidia", "/opt/rocm", "/opt/intel", "/opt/amazon", "/opt/hpcx", "/opt/conda"),
     *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/run/systemd/resolve"),
 )
-SHARED = ("/dev/shm", "/tmp/nvidia-mps", "/dev/mqueue")  # noqa: S108  (the kernel's, and CUDA's own place)
-# Never /dev as a whole: root would read whole disks there.
+SHARED = (SHARED_MEMORY,)
+# Never /dev as a whole: root would read whole disks there. No terminal: who types there may type a password.
 DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "kfd", "dri", "infiniband", "gdrdrv", "gds"),
+    *("null", "zero", "full", "random", "urandom", "kfd", "dri", "infiniband", "gdrdrv", "gds"),
     *("nvidia*", "nvidia-caps*", "nvgpu", "nvmap", "nvhost*", "knem", "xpmem"),
 )
 HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE")
@@ -153,6 +163,8 @@ class Confinement(Frozen):
     writable: list[str] = []
     devices: list[str] = []
     processes: list[str] = []
+    isolated: bool = False
+    """Whether it has namespaces of its own besides; without them it does not start then."""
 
 
 class Confined(NamedTuple):
@@ -219,8 +231,34 @@ def confining_process(
             devices=[str(path) for pattern in DEVICES for path in sorted(Path("/dev").glob(pattern))],
             # CUDA writes the names of its threads there, and does not start where it may not.
             processes=["/proc"],
+            isolated=not isolation_problem(),
         )
         yield Confined(environment, rules)
+
+
+def isolation_problem() -> str:
+    """Why confined processes get no namespaces of their own here; empty if they get them."""
+    return f"{NAMESPACES} is off" if os.environ.get(NAMESPACES) == "off" else _problem_of_this_machine()
+
+
+@lru_cache
+def _problem_of_this_machine() -> str:
+    """Whether a guard can isolate a process here is known only when one has tried."""
+    if not can_confine():
+        return f"this kernel has no Landlock of version {LEAST_VERSION}"
+    if not can_filter():
+        return "this kernel has no filter of system calls, or none is known for its architecture"
+    with TemporaryDirectory(prefix="vq-") as folder:
+        rules = Confinement(readable=list(SYSTEM), writable=[*SHARED, folder], processes=["/proc"], isolated=True)
+        command = [sys.executable, "-I", "-S", guard.__file__, f"{folder}/state", "1", rules.model_dump_json(), "true"]
+        # Its standard input stays open: a guard whose parent has left ends its command.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tried:
+            assert tried.stderr is not None  # noqa: S101  (a pipe was asked for)
+            lines = tried.stderr.read().splitlines()
+    if tried.returncode == 0 and not lines:
+        return ""
+    reasons = [line.removeprefix(guard.REFUSED) for line in lines if line.startswith(guard.REFUSED)] or lines
+    return reasons[-1] if reasons else f"a guard ended with exit code {tried.returncode}"
 
 
 def hub_cache() -> Path:

@@ -31,6 +31,9 @@ class Fingerprint(Frozen):
     """The indices of the devices of this type on their machine, in order. They are not compared."""
     confined: bool = False
     """Whether code of a model was kept from this machine's keys: by a container or by Landlock. It is not compared."""
+    isolated: bool = False
+    """Whether such code was kept from other processes, their memory and terminals, and from other files' modes: by a container,
+    or by namespaces and a filter of system calls. It is not compared."""
 
     @property
     def id(self) -> str:

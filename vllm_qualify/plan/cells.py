@@ -3,6 +3,7 @@
 import secrets
 from datetime import UTC, datetime
 
+from vllm_qualify.engine.confinement import isolation_problem
 from vllm_qualify.engine.environment import EngineIdentity, content_of, digest_of
 from vllm_qualify.engine.gpu import Fingerprint, check_driver, detect
 from vllm_qualify.engine.hub import Repository, find_repository
@@ -147,9 +148,18 @@ def _plan_cell(
 
 def unconfined_code(plan: CellPlan) -> str:
     """Whose code would run unconfined on this machine; empty if nobody's. lm-eval runs here, also beside a container."""
-    if plan.foreign_code and not plan.fingerprint.confined:
+    return _code_outside(plan, plan.fingerprint.confined, can_confine())
+
+
+def unisolated_code(plan: CellPlan) -> str:
+    """The same of code that would have no namespaces of its own."""
+    return _code_outside(plan, plan.fingerprint.isolated, not isolation_problem())
+
+
+def _code_outside(plan: CellPlan, is_server_within: bool, is_task_within: bool) -> str:
+    if plan.foreign_code and not is_server_within:
         return "code of the model or of the recipe"
-    return "code of a task" if any(task.folder for task in plan.accuracy) and not can_confine() else ""
+    return "code of a task" if any(task.folder for task in plan.accuracy) and not is_task_within else ""
 
 
 def _choose_gpus(needed: int, profile: str, machine: Fingerprint) -> list[int]:

@@ -52,7 +52,7 @@ class DockerLauncher:
         detected = detect(gpu_type)
         listed = None if gpu_type == "cpu" or detected.gpu_type != "cpu" else _run_nvidia_smi(_as_image(engine))
         machine = detected if listed is None else fingerprint_of(parse_nvidia_smi(listed), gpu_type)
-        return machine.model_copy(update={"confined": True})
+        return machine.model_copy(update={"confined": True, "isolated": True})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         """The models' files are mounted where a server of this image has them."""

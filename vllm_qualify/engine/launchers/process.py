@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vllm_qualify.engine.confinement import confining_process, folders_of
+from vllm_qualify.engine.confinement import confining_process, folders_of, isolation_problem
 from vllm_qualify.engine.environment import EngineEnvironment, EngineIdentity, find_engine
 from vllm_qualify.engine.gpu import VISIBLE, Fingerprint, detect
 from vllm_qualify.engine.image import EngineImage
@@ -20,7 +20,10 @@ from vllm_qualify.errors import CallerError, writing
 
 
 class ProcessLauncher:
-    """Runs processes without Docker, confined by Landlock. Killed runs leave nothing running: the guards end it."""
+    """Runs processes without Docker, confined by Landlock, and in namespaces of their own where this machine gives them.
+
+    Killed runs leave nothing running: the guards end it.
+    """
 
     from_image = False
 
@@ -40,7 +43,7 @@ class ProcessLauncher:
         """There is no image to tag."""
 
     def machine(self, engine: Engine, gpu_type: str | None) -> Fingerprint:
-        return detect(gpu_type).model_copy(update={"confined": can_confine()})
+        return detect(gpu_type).model_copy(update={"confined": can_confine(), "isolated": not isolation_problem()})
 
     def ask(self, engine: Engine, script: Script, check: Callable[[], None]) -> str:
         python, answered = _as_environment(engine).python, "answer.json"
