@@ -24,8 +24,6 @@ from vllm_qualify.runs.home import home
 LEAST_FREE_MIB = 2_000
 # AWS's, which others have taken over; the same by IPv6; Google's; that of AWS's containers; Alibaba's.
 METADATA = ("169.254.169.254", "[fd00:ec2::254]", "metadata.google.internal", "169.254.170.2", "100.100.100.200")
-# No machine has this one (RFC 5737).
-NOBODYS = "192.0.2.1"
 METADATA_LIMIT_S = 1.0
 CLOSE_METADATA = "close it by the firewall to all but those that need it: docs/operations.md, Cloud metadata"
 TOOLS = ("prefect", "lm-eval", "great-expectations", "docker", "boto3")
@@ -145,13 +143,9 @@ def _find_isolation() -> str:
 
 def _check_metadata() -> Diagnosis:
     """A cloud gives a machine's credentials to whatever runs on it and asks there. Nothing but `/` is asked for."""
-    with ThreadPoolExecutor(1 + len(METADATA)) as pool:
-        nobody, *answers = pool.map(_answers, (NOBODYS, *METADATA))
-    found = [address for address, answer in zip(METADATA, answers, strict=True) if answer]
-    detail = "no address answers"
-    if found:
-        detail = f"{', '.join(found)} may give this machine's credentials to code of a model"
-        detail += f"; or a proxy answers for every address, as it does for {NOBODYS}" if nobody else ""
+    with ThreadPoolExecutor(len(METADATA)) as pool:
+        found = [address for address, answers in zip(METADATA, pool.map(_answers, METADATA), strict=True) if answers]
+    detail = f"{', '.join(found)} may give this machine's credentials to code of a model" if found else "no address answers"
     return Diagnosis(
         what="cloud metadata", ok=not found, detail=detail, remedy=CLOSE_METADATA, optional=True, otherwise="found"
     )
