@@ -15,6 +15,7 @@ from tests.fakes.vllm import make_engine
 from tests.qualified import COMMAND, run
 from tests.recipe.importing.documents import model_document, published_document, repository, written
 from tests.recipes import Document, reference, write
+from vllm_qualify.engine.confinement import NAMESPACES
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.engine.provision import Engines
@@ -22,7 +23,7 @@ from vllm_qualify.errors import CallerError, RecipeError
 from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
 from vllm_qualify.plan import cells
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.cells import plan_cells, unconfined_code
+from vllm_qualify.plan.cells import plan_cells, unconfined_code, unisolated_code
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.code import check_allowed, code_of, openings_of
 from vllm_qualify.recipe.loading import catalog_folder, catalog_names, load_recipe
@@ -365,6 +366,16 @@ def test_a_run_warns_of_code_that_is_not_confined(with_tasks: str, engine: Path,
     monkeypatch.setattr(cells, "can_confine", lambda: False)
     assert unconfined_code(in_a_container) == "code of a task"
     assert unconfined_code(planned("reference", engine)) == ""
+
+
+def test_a_run_warns_of_code_that_gets_no_namespaces(with_tasks: str, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NAMESPACES, "off")
+    plan = planned(with_tasks, engine)
+    assert not plan.fingerprint.isolated
+    assert unisolated_code(plan) == "code of the model or of the recipe"
+    in_a_container = plan.model_copy(update={"fingerprint": CPU.model_copy(update={"isolated": True})})
+    assert unisolated_code(in_a_container) == "code of a task"
+    assert unisolated_code(planned("reference", engine)) == ""
 
 
 @pytest.mark.thorough
