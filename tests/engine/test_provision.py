@@ -118,7 +118,7 @@ class Containers:
         return self.answer
 
 
-IN_CONTAINER = H200.model_copy(update={"confined": True})
+IN_CONTAINER = H200.model_copy(update={"confined": True, "isolated": True})
 
 
 @pytest.fixture
