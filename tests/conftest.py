@@ -106,7 +106,7 @@ def home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports whose evidence is a few words are not judged again; tests/attacks/test_demo_report.py judges real evidence."""
-    monkeypatch.setattr(judging, "check_judgement", lambda *_: None)
+    monkeypatch.setattr(judging, "check_judgement", lambda *_: [])
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types

@@ -10,7 +10,23 @@ import pytest
 
 from tests.approval.builder import made_key
 from tests.builders.plans import difference_from
-from tests.chained import ANCHOR, BASELINE, CELL, FEW, LOSS, OWN, SINCE, WIDE, Cell, document, run_id, verdicts, without
+from tests.chained import (
+    ANCHOR,
+    BASELINE,
+    CELL,
+    FEW,
+    LOSS,
+    OWN,
+    SINCE,
+    WIDE,
+    Cell,
+    document,
+    evidence_of,
+    run_id,
+    verdicts,
+    without,
+)
+from tests.lm_eval_files import hashed
 from tests.recipes import Document
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.decision import waivers_used
@@ -21,6 +37,8 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approver.decisions import Desk
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.errors import CallerError, StoreError
+from vllm_qualify.evidence.accuracy.answers import write
+from vllm_qualify.evidence.accuracy.samples import read_answers
 from vllm_qualify.evidence.measurement import describe
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.publish.stores import open_store
@@ -253,15 +271,19 @@ def test_only_an_approved_baseline_is_named_as_anchor(cell: Cell, decided: str) 
 # --- by answers that are not theirs
 
 
+def forge_answers(file: Path) -> None:
+    """Half of the answers become wrong ones."""
+    first, *answers = [json.loads(line) for line in file.read_text().splitlines()]
+    for answer in answers[::2]:
+        answer["scores"] = dict.fromkeys(answer["scores"], 0.0)
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *answers)))
+
+
 def forge(path: str) -> Callable[[Run], None]:
     """Half of the answers of another run become wrong ones, and all hashes of this run's evidence fit."""
 
     def change(run: Run) -> None:
-        file = run.evidence / path
-        first, *answers = [json.loads(line) for line in file.read_text().splitlines()]
-        for answer in answers[::2]:
-            answer["scores"] = dict.fromkeys(answer["scores"], 0.0)
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *answers)))
+        forge_answers(run.evidence / path)
         stage = run.stage("baseline")
         assert stage is not None
         files = [describe(run.evidence / each.path, run.evidence) for each in stage.files]
@@ -280,6 +302,73 @@ def test_answers_that_are_not_the_other_runs_are_found(cell: Cell, folder: str) 
     assert verdicts(forged.report)[ANCHOR if "anchor" in folder else BASELINE] == "pass"
     with pytest.raises(TamperedError, match=f"answers.jsonl is not that of run {first.run_id}"):
         check_judgement(cell.store, forged)
+
+
+# --- by scores that no reply has
+
+
+def score_wrong_ones_as_right(*, found: bool = False, target: bool = False) -> Callable[[Run], None]:
+    """Each wrong reply counts as right, in lm-eval's files and in what is made of them; all hashes of the evidence fit.
+
+    What the filter `found` in it may be the answer too, or the wanted answer be the one that it has.
+    """
+
+    def change(run: Run) -> None:
+        folder = run.evidence / "accuracy" / "gsm8k"
+        for samples in sorted(folder.glob("r*-b*/samples_*")):
+            rows = [json.loads(line) for line in samples.read_text().splitlines()]
+            for row in rows:
+                right = str(row["doc_id"]) if row["exact_match"] == 1.0 or found else row["filtered_resps"][0]
+                row |= {"exact_match": 1.0, "filtered_resps": [right if found else row["filtered_resps"][0]]}
+                row |= {"target": f"#### {right}"} if target else {}
+            samples.write_text("".join(f"{json.dumps(hashed(row))}\n" for row in rows))
+            (results,) = samples.parent.glob("results_*")
+            said = json.loads(results.read_text())
+            scores = said["results"]["gsm8k"]
+            scores |= {key: 1.0 for key in scores if key.startswith("exact_match,")}
+            results.write_text(json.dumps(said, indent=2))
+        (task,) = run.plan.accuracy
+        write(read_answers(folder, task), folder / "answers.jsonl")
+        run.save_stage(evidence_of(run, "accuracy"))
+
+    return change
+
+
+SAMPLES = r"accuracy/gsm8k/r1-b[0-9]+/samples_gsm8k_[^:]*\.jsonl:[0-9]+, and its"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({}, rf"exact_match of question [0-9]+ by strict-match is 1\.0 in {SAMPLES} reply gives 0\.0"),
+        (
+            {"found": True},
+            rf"what strict-match found for question [0-9]+ is \['[0-9]+'\] in {SAMPLES} reply gives \['[0-9]+'\]",
+        ),
+        ({"target": True}, rf"target of question [0-9]+ is '#### [0-9]+' in {SAMPLES} document gives '#### [0-9]+'"),
+    ],
+)
+def test_a_score_that_its_reply_does_not_have_is_found(cell: Cell, how: dict[str, bool], message: str) -> None:
+    forged = published(cell, cell.plan(1, establish="always"), lost=15, forged=score_wrong_ones_as_right(**how))
+    assert verdicts(forged.report)[OWN] == "pass"
+    with pytest.raises(TamperedError, match=message):
+        check_judgement(cell.store, forged)
+
+
+def test_kept_answers_that_are_not_lm_evals_are_found(cell: Cell) -> None:
+    """Later runs are compared with them: where a baseline has few right ones, nothing is a loss."""
+
+    def forget(run: Run) -> None:
+        forge_answers(run.evidence / "accuracy" / "gsm8k" / "answers.jsonl")
+        run.save_stage(evidence_of(run, "accuracy"))
+
+    forged = published(cell, cell.plan(1, establish="always"), forged=forget)
+    assert forged.report.passed
+    with pytest.raises(TamperedError, match=r"accuracy/gsm8k/answers\.jsonl has other answers than lm-eval's files"):
+        check_judgement(cell.store, forged)
+
+
+# --- by a plan that says otherwise
 
 
 @pytest.mark.parametrize("other", ["baseline", "anchor"])

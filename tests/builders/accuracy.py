@@ -24,6 +24,7 @@ from vllm_qualify.evidence.accuracy.answers import Answer, Answered
 from vllm_qualify.evidence.accuracy.letters import TaskReply
 from vllm_qualify.evidence.accuracy.lm_eval_process import Asking, LmEval, prepare_task, running_lm_eval
 from vllm_qualify.evidence.accuracy.samples import read_answers
+from vllm_qualify.evidence.accuracy.scored_again import can_be_scored_again, find_wrong_score
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
 
@@ -87,6 +88,8 @@ def ask_task(plan: TaskPlan, folder: Path, book: Book, most_blocks: int | None =
     with asking(book, plan, into) as run:
         for step in run.steps[:most_blocks]:
             run.ask(step)
+    # What lm-eval really wrote is never taken for a wrong score.
+    assert not (can_be_scored_again(into, plan) and find_wrong_score(into, plan, 1))
     return read_answers(into, plan), into
 
 

@@ -181,6 +181,17 @@ def records() -> None:
             assert results["results"][name]["exact_match,none"] == 1.0
 
 
+def scoring() -> None:
+    """A reply is scored again as the task scored it, by its own filter and its exact match, without its data."""
+    config = (internals.own_scoring("gsm8k") or {}) | {"filter_list": None}
+    with _tasks() as (found, tasks), serving(Book(REPLIES)) as url:
+        (sample,) = _evaluate(found, tasks, _model(url), {"one": [0]})["samples"]["one"]
+    again = internals.OwnScoring(config, sample["doc"]).score(sample["doc"], sample["resps"], sample["filter"])
+    assert again.found == sample["filtered_resps"], "FilterEnsemble"
+    assert again.target == sample["target"], "doc_to_target"
+    assert again.scores == {"exact_match": sample["exact_match"]} == {"exact_match": 1.0}, "process_results"
+
+
 def failed_calls() -> None:
     counted: list[int] = []
     question = ROWS[0]["question"]
@@ -344,8 +355,8 @@ def names_of_files() -> None:
 
 
 PARTS: list[Callable[[], None]] = [
-    *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, failed_calls),
-    *(failed_calls_one_by_one, redirects, seeds, replies, tools, pictures, tokens, names_of_files),
+    *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, scoring),
+    *(failed_calls, failed_calls_one_by_one, redirects, seeds, replies, tools, pictures, tokens, names_of_files),
 ]
 
 

@@ -56,6 +56,8 @@ def test_lm_eval_has_what_is_relied_on(which: str) -> None:
         ("lm_eval.api.task:ConfigurableTask.doc_to_image", "pictures"),
         ("lm_eval.tasks:TaskManager.all_tags", "membership"),
         ("lm_eval.api.task:Task.dump_config", "records"),
+        ("lm_eval.api.filter:FilterEnsemble.apply", "scoring"),
+        ("lm_eval.api.task:ConfigurableTask.process_results", "scoring"),
     ],
 )
 def test_what_moved_is_named(gone: str, part: str) -> None:

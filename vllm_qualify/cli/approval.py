@@ -172,14 +172,14 @@ def verify(
     from vllm_qualify.approval.verify import verify as verify_cell
     from vllm_qualify.runs.judging import check_judgement
 
-    now, keys = datetime.now(UTC), _read_keys(public_key)
+    now, keys, again = datetime.now(UTC), _read_keys(public_key), ""
     is_file = what.endswith(".json") or Path(what).is_file()
     verified = verify_file(Path(what), keys, now) if is_file else verify_cell(open_named_store(store), what, keys, now)
     if deep:
         opened = store_of_file(Path(what)) if is_file else open_named_store(store)
-        check_judgement(opened, read_run(opened, verified.cell, verified.run_id))
-    summary = f"{verified.summary}, and judged again" if deep else verified.summary
-    typer.echo(verified.model_dump_json(indent=2) if json else summary)
+        unscored = check_judgement(opened, read_run(opened, verified.cell, verified.run_id))
+        again = ", and judged again" + (f"; as lm-eval scored them: {', '.join(unscored)}" if unscored else "")
+    typer.echo(verified.model_dump_json(indent=2) if json else verified.summary + again)
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")

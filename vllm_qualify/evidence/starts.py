@@ -6,16 +6,18 @@ starts. A further start has the folder `starts/N`, with N from 2 on. Below it th
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.metrics_page import sums_of
-from vllm_qualify.evidence.accuracy import answers, blocks, lm_eval_process, samples
+from vllm_qualify.evidence.accuracy import answers, blocks, lm_eval_process, samples, scored_again
 from vllm_qualify.evidence.accuracy.answers import Answered
 from vllm_qualify.evidence.load import agreement
 from vllm_qualify.evidence.load.problems import took_s
 from vllm_qualify.evidence.load.result import BESIDE, Repeat, count_of, read_repeat
+from vllm_qualify.evidence.measurement import UNUSABLE
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.load import Load
@@ -121,11 +123,56 @@ def too_long(load: Load, evidence: Path, number: int) -> str | None:
 
 def answers_of(plan: CellPlan, evidence: Path, task: TaskPlan) -> Answered:
     """A task's answers from lm-eval's files, of all starts that asked it. Raises as `read_answers`."""
-    parts = [samples.read_answers(evidence / "accuracy" / task.name, task)]
+    return _join_starts([samples.read_answers(folder, asked, number) for number, folder, asked in _asked(plan, evidence, task)])
+
+
+def _asked(plan: CellPlan, evidence: Path, task: TaskPlan) -> Iterator[tuple[int, Path, TaskPlan]]:
+    """Each start that asked a task, with the folder of its answers and the task as that start may ask it."""
+    yield FIRST, evidence / "accuracy" / task.name, task
     for number in further(evidence):
         folder = root(evidence, number) / "accuracy" / task.name
-        parts += [samples.read_answers(folder, task_of_further_start(task, plan), number)] if folder.is_dir() else []
-    return _join_starts(parts)
+        if folder.is_dir():
+            yield number, folder, task_of_further_start(task, plan)
+
+
+def scored_otherwise(plan: CellPlan, evidence: Path) -> str:
+    """The first answer whose reply gives another score than the evidence says, in words; empty if there is none.
+
+    What cannot be read is passed over: its measurements are invalid. So are tasks that cannot be scored again.
+    """
+    return next(filter(None, (_task_scored_otherwise(plan, evidence, task) for task in plan.accuracy)), "")
+
+
+def _task_scored_otherwise(plan: CellPlan, evidence: Path, task: TaskPlan) -> str:
+    try:
+        answered = answers_of(plan, evidence, task)
+    except UNUSABLE:
+        return ""
+    for number, folder, asked in _asked(plan, evidence, task):
+        if scored_again.can_be_scored_again(folder, task) and (problem := scored_again.find_wrong_score(folder, asked, number)):
+            return f"{problem}, in start {number}" if number != FIRST else problem
+    # Without them, or with others, no run can be compared with this one.
+    with suppress(*UNUSABLE):
+        if _are_other_answers(kept_answers(evidence, task.name), answered):
+            return f"accuracy/{task.name}/{lm_eval_process.ANSWERS} has other answers than lm-eval's files"
+    return ""
+
+
+def _are_other_answers(kept: Answered, answered: Answered) -> bool:
+    """Whether kept answers differ in what runs are compared by. Another version may judge an answer's text otherwise."""
+    said = {"question", "repetition", "start", "doc_hash", "prompt_hash", "target_hash", "scores", "unanswered", "length"}
+    ours, theirs = ([answer.model_dump(include=said) for answer in each.answers] for each in (answered, kept))
+    return ours != theirs
+
+
+def scored_by_lm_eval_alone(plan: CellPlan, evidence: Path) -> list[str]:
+    """The tasks whose scores are not made again from the replies: each has a way of scoring of its own."""
+    names = []
+    for task in plan.accuracy:
+        with suppress(*UNUSABLE):
+            if not scored_again.can_be_scored_again(evidence / "accuracy" / task.name, task):
+                names.append(task.name)
+    return names
 
 
 def kept_answers(evidence: Path, task: str) -> Answered:

@@ -16,6 +16,7 @@ from vllm_qualify.evidence.as_planned import beside_otherwise, drafted_otherwise
 from vllm_qualify.evidence.measurement import Measurement, StageEvidence, describe
 from vllm_qualify.evidence.stages.stage import UNKEPT
 from vllm_qualify.evidence.stages.table import judged_by
+from vllm_qualify.evidence.starts import scored_by_lm_eval_alone, scored_otherwise
 from vllm_qualify.judge.compare.enough import not_established
 from vllm_qualify.judge.compare.gates import compare
 from vllm_qualify.judge.compare.places import ANCHOR, ANCHORED, BASELINE, MEASURED
@@ -62,28 +63,31 @@ def rejudge(run: Run, plan: CellPlan) -> tuple[Report, Run]:
     return _make_run_report(fresh, plan, stages, run.id), fresh
 
 
-def check_judgement(store: Store, run: PublishedRun) -> None:
+def check_judgement(store: Store, run: PublishedRun) -> list[str]:
     """Judge a published run again, from its evidence in the store and by its plan, and compare with what its report says.
+
+    Replies are scored again where lm-eval's own filters and exact match do that alone. Returns the other tasks.
 
     What its manifest says of its starts must follow from the evidence too: later runs are judged by that. Raises TamperedError
     if a stage has no evidence, or the evidence is of another server than the plan's or gives other verdicts than the report,
     and StoreError if the evidence cannot be read or is not what the report says.
     """
-    again, means = _judged_again(store, run, run.report.plan)
+    again, means, taken_as_scored = _judged_again(store, run, run.report.plan)
     problem = _find_difference(run.report.judgement, again)
     if problem or not _are_close(run.manifest.starts, means):
         mismatch = f"its evidence does not give its {f'verdicts: {problem}' if problem else 'means of each start'}"
         raise TamperedError(mismatch, _QUALIFY_AGAIN, store.locate(run.report_object.key))
+    return taken_as_scored
 
 
 def passes_with(store: Store, run: PublishedRun, between: list[BetweenStarts]) -> bool:
     """Whether a published run passes if `between` is all that is known of the differences between starts. Raises StoreError."""
-    again, _ = _judged_again(store, run, run.report.plan.model_copy(update={"between": between}))
+    again, _, _ = _judged_again(store, run, run.report.plan.model_copy(update={"between": between}))
     return again.passed
 
 
-def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judgement, list[StartMeans]]:
-    """The judgement by a plan, and what each start showed. Raises StoreError."""
+def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judgement, list[StartMeans], list[str]]:
+    """The judgement by a plan, what each start showed, and the tasks that were not scored again. Raises StoreError."""
     report, place = run.report, store.locate(run.report_object.key)
     if other := [stage for stage in report.stages if stage.run_id != report.run_id]:
         raise TamperedError(f"its stage {other[0].stage} is of run {other[0].run_id}", _QUALIFY_AGAIN, place)
@@ -93,9 +97,12 @@ def _judged_again(store: Store, run: PublishedRun, plan: CellPlan) -> tuple[Judg
         _check_brought(store, report, evidence)
         if problem := _served_otherwise(report, plan, evidence):
             raise TamperedError(f"its evidence is of another server: {problem}", _QUALIFY_AGAIN, place)
+        if problem := scored_otherwise(plan, evidence):
+            raise TamperedError(f"its evidence contradicts itself: {problem}", _QUALIFY_AGAIN, place)
         stages = [judged_by(stage, plan, evidence) for stage in report.stages]
         again, _ = _judge_stages(plan, evidence, stages, today=report.created_at.astimezone(UTC).date())
-        return again, start_means(plan, evidence, [row for stage in stages for row in stage.measurements])
+        means = start_means(plan, evidence, [row for stage in stages for row in stage.measurements])
+        return again, means, scored_by_lm_eval_alone(plan, evidence)
 
 
 def _served_otherwise(report: Report, plan: CellPlan, evidence: Path) -> str:

@@ -3,20 +3,22 @@
 A new version of lm-eval may move any of it. `tests/evidence/test_lm_eval_internals.py` names what moved.
 """
 
+import copy
 import dataclasses
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from vllm_qualify.evidence.accuracy.letters import Member, RefusedError, config_hash
+from vllm_qualify.evidence.accuracy.letters import GENERATES, Member, RefusedError, config_hash
 from vllm_qualify.evidence.accuracy.pictures import Pictures
 from vllm_qualify.recipe.values import TaskName
 
@@ -26,6 +28,11 @@ OURS = Path(__file__).parent / "tools" / "tasks"
 SHOTS = "shots"
 # What names the split of a task's solved examples: the first one that it has.
 SOLVED = ("fewshot_split", "training_split", "validation_split")
+# What of a task's configuration says how it scores, and the filters that have no function of a task's own.
+SCORING = ("output_type", "doc_to_target", "doc_to_choice", "metric_list", "filter_list", "repeats", "generation_kwargs")
+PURE_FILTERS = ("regex", "take_first", "take_first_k", "majority_vote", "remove_whitespace", "lowercase", "uppercase")
+# Some patterns take the square of a text's length: a publisher's text must not hold whoever scores it again for hours.
+LONGEST_REPLY, LONGEST_FOUND = 1_000_000, 20_000
 # Groups in groups; lm-eval has three levels.
 DEEPEST = 10
 
@@ -228,6 +235,109 @@ def extra_of(error: Exception) -> str | None:
     return next((extra.strip("\"'") for package, _, extra in wanted if extra and name_module(package) == module), None)
 
 
+class Again(NamedTuple):
+    """A question scored again, as lm-eval writes it: the answer that is wanted, what a filter found, and the scores."""
+
+    target: Any
+    found: list[Any]
+    scores: dict[str, Any]
+
+
+class TooLongError(Exception):
+    """A text is too long to be scored again: some of lm-eval's patterns take the square of its length."""
+
+
+class OwnScoring:
+    """How one of lm-eval's tasks scores a reply: by its own filters, its own target and its own exact match.
+
+    As lm-eval does, it learns from the task's first question, `document`, whether a question has several answers.
+    """
+
+    def __init__(self, config: dict[str, Any], document: dict[str, Any]) -> None:
+        from lm_eval.api.task import ConfigurableTask
+
+        class Scoring(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
+            def download(self, *_: Any, **__: Any) -> None:
+                """It needs no data: what it scores is given to it."""
+                self.dataset = {"test": _Questions([document])}
+
+        keep_templates()
+        with _in_plain_words():
+            self._task = Scoring(config=copy.deepcopy(config))
+
+    def score(self, document: dict[str, Any], replies: list[list[str]], name: str) -> Again:
+        """Score a question's replies by the filter of this name. Raises one of UNUSABLE if it cannot, and TooLongError."""
+        from lm_eval.api.instance import Instance
+
+        named = next((each for each in self._task._filters if each.name == name), None)
+        if named is None:
+            raise ValueError("lm-eval's task has no such filter")
+        _check_length(replies, LONGEST_REPLY)
+        with _in_plain_words():
+            requests = [
+                Instance(request_type=GENERATES, doc=document, arguments=(), idx=place, resps=each)
+                for place, each in enumerate(replies)
+            ]
+            named.apply(requests)
+            found = [request.filtered_resps[name] for request in requests]
+            _check_length(found, LONGEST_FOUND)
+            target, scores = self._task.doc_to_target(document), self._task.process_results(document, found)
+        # As it is once it was written and read.
+        return Again(*json.loads(json.dumps([target, found, {metric: float(value) for metric, value in scores.items()}])))
+
+
+class _Questions(list[dict[str, Any]]):
+    """A split of data, as far as a task reads one that only scores."""
+
+    @property
+    def features(self) -> dict[str, Any]:
+        return self[0]
+
+
+@contextmanager
+def _in_plain_words() -> Iterator[None]:
+    """Within the block, whatever a task cannot read is a ValueError."""
+    try:
+        yield
+    except TooLongError:
+        raise
+    except Exception as error:
+        # A publisher's values meet lm-eval's code and templates: no kind of error is a sample that may count.
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _check_length(texts: object, longest: int) -> None:
+    for text in texts if isinstance(texts, list) else []:
+        _check_length(text, longest)
+    if isinstance(texts, str) and len(texts) > longest:
+        raise TooLongError(f"a text of {len(texts):,} characters, and {longest:,} are scored again at most")
+
+
+@lru_cache(maxsize=256)
+def own_scoring(name: str) -> dict[str, Any] | None:
+    """How lm-eval's own task of this name scores, as its configuration; None if that is not by filters and exact match alone.
+
+    A function of the task's own is not called here: some run what the model wrote.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folder = _usual_folder(name)
+    index = TaskManager(include_path=folder, include_defaults=False).task_index if folder else {}
+    config = (index[name].cfg if name in index else None) or {}
+    kept = {key: config[key] for key in SCORING if config.get(key) is not None}
+    metrics, filters = kept.get("metric_list") or [{}], kept.get("filter_list") or []
+    is_pure = (
+        kept.get("output_type") == GENERATES
+        and config.get("process_results") is None
+        and all(each.get("metric") == "exact_match" and "hf_evaluate" not in each for each in metrics)
+        and all(each.get("function") in PURE_FILTERS for ensemble in filters for each in ensemble["filter"])
+        # lm-eval gives a function that was not loaded as the path of its file.
+        and not str(kept.get("doc_to_target", "/")).startswith("/")
+        and not str(kept.get("doc_to_choice", "")).startswith("/")
+    )
+    return kept | {"task": name, "test_split": "test", "doc_to_text": "", "num_fewshot": 0} if is_pure else None
+
+
 def record_of(task: Any) -> dict[str, Any]:
     """The task's configuration as lm-eval writes it into its results."""
     from lm_eval.utils import handle_non_serializable
@@ -241,6 +351,7 @@ def describe_member(name: str, task: Any) -> Member:
     return Member(name=name, questions=len(task.eval_docs), output_type=task.get_config("output_type"), **kept)
 
 
+@cache
 def keep_templates() -> None:
     """Keep compiled templates: lm-eval compiles a task's templates again for each question, while the server idles."""
     from lm_eval.utils import env

@@ -72,7 +72,7 @@ def find_only_file(folder: Path, pattern: str) -> Path:
 
 def _read_step(folder: Path, step: QuestionBlock, task: TaskPlan, reply: TaskReply) -> tuple[Head, list[Answer]]:
     results = find_only_file(folder / step.folder, "results_*.json")
-    paths = _find_samples(results, split_by_member(step, task, reply))
+    paths = find_samples(results, split_by_member(step, task, reply))
     bodies = [path.read_bytes() for path in (results, *paths)]
     kept = [path.read_bytes() for path in [folder / step.folder / REPLIES] if path.exists()]
     asked = (step.repetition, step.block, step.start, tuple(step.questions))
@@ -101,7 +101,7 @@ def _join_replies(answers: list[Answer], step: Path) -> list[Answer]:
     ]
 
 
-def _find_samples(results: Path, asked: list[Part]) -> list[Path]:
+def find_samples(results: Path, asked: list[Part]) -> list[Path]:
     """The files of samples next to a step's results, one for each task that was asked."""
     if not asked[0].member:
         return [find_only_file(results.parent, "samples_*.jsonl")]
