@@ -122,7 +122,7 @@ class Asked(NamedTuple):
         return {
             **{name: asked[name] for name in ("doc_id", "doc", "target")},
             "arguments": {"gen_args_0": asked["arguments"]["gen_args_0"] | {"arg_1": generation}},
-            "resps": [[_text(question, reply)]],
+            "resps": [[text_of(question, reply)]],
             "filtered_resps": [NOTHING if reply.is_unread else str(question if score else question + 1)],
             "filter": filter_name,
             "metrics": [self.metric],
@@ -144,12 +144,12 @@ class Asked(NamedTuple):
         return answers
 
 
-def _text(question: int, reply: Reply) -> str:
-    """A reply in which the filters find what its sample says, if it is long enough."""
+def text_of(question: int, reply: Reply) -> str:
+    """A reply in which the filters find what its sample says, if it is long enough for that."""
     flexible = reply.score if reply.flexible is None else reply.flexible
-    answers = [question if score else question + 1 for score in (reply.score, flexible)]
-    text = "" if reply.is_unread else "#### {} or {}".format(*answers)
-    return text.rjust(reply.length, "x")[: reply.length]
+    strict, last = (question if score else question + 1 for score in (reply.score, flexible))
+    text = f"#### {strict} or {last}"
+    return "x" * reply.length if reply.is_unread or len(text) > reply.length else text.rjust(reply.length, "x")
 
 
 @cache

@@ -53,6 +53,47 @@ def form(run: PublishedRun, **changes: str) -> dict[str, str]:
     return {"decision": "approve", "reason": "it is faster", "report_sha256": run.report_object.sha256} | changes
 
 
+# --- a page
+
+
+DRAWN = f"/reports/{RUN}/{CELL}"
+
+
+def rewrite(store: Store, name: str, change: Callable[[str], str]) -> None:
+    path = Path(store.locate(f"reports/{CELL}/{RUN}/{name}"))
+    path.chmod(0o644)
+    path.write_text(change(path.read_text()))
+
+
+def test_a_publishers_page_is_not_what_people_read_before_they_decide(service: Asked, store: Store, run: PublishedRun) -> None:
+    """Its page in the store can say what it likes: the approver draws its own, from the report that its manifest names."""
+    lie = "<h1>PASSED, and faster than ever</h1><script>parent.marked = 1</script>"
+    rewrite(store, "report.html", lambda _: lie)
+    key = service.newcomer("Ada")
+    deciding = Reader(service.look(PAGE, "Ada", key).text)
+    assert DRAWN in deciding.having("href")
+    assert "report.html" not in deciding.text
+    answer = service.look(DRAWN, "Ada", key)
+    drawn = Reader(answer.text)
+    assert answer.status_code == 200
+    assert "faster than ever" not in drawn.text
+    for expected in (CELL, RUN, run.report.plan.cell.release.revision, run.report.files[0].sha256):
+        assert expected in drawn.text
+    # It has no script, runs none, and leads to no file that a publisher wrote.
+    assert "script" not in [tag for tag, _ in drawn.elements]
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
+    assert all(address.startswith(("#", "data:,", "https://")) or address == PAGE for address in drawn.having("href"))
+
+
+def test_a_drawn_page_needs_a_login_and_the_report_of_the_manifest(service: Asked, store: Store, run: PublishedRun) -> None:
+    key = service.newcomer("Ada")
+    assert service.look(DRAWN).status_code == 401
+    rewrite(store, "report.json", lambda body: body.replace(run.report.plan.cell.release.revision, "0" * 40))
+    answer = service.look(DRAWN, "Ada", key)
+    assert answer.status_code == 503
+    assert "the report is not what its manifest says" in answer.text
+
+
 # --- a login
 
 

@@ -57,7 +57,6 @@ def test_lm_eval_has_what_is_relied_on(which: str) -> None:
         ("lm_eval.tasks:TaskManager.all_tags", "membership"),
         ("lm_eval.api.task:Task.dump_config", "records"),
         ("lm_eval.api.filter:FilterEnsemble.apply", "scoring"),
-        ("lm_eval.api.task:ConfigurableTask.process_results", "scoring"),
     ],
 )
 def test_what_moved_is_named(gone: str, part: str) -> None:

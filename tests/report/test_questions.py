@@ -14,7 +14,7 @@ from tests.builders.changed import changed
 from tests.builders.comparisons import QUESTIONS as ASKED
 from tests.builders.comparisons import ask, cell_plan, keep_baseline, loss_gate
 from tests.html import Reader
-from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, Answering, hashed, right_but
+from tests.lm_eval_files import EMPTY, FLEXIBLE, RIGHT, STRICT, WRONG, Answering, hashed, right_but, text_of
 from tests.lm_eval_files import Reply as Scored
 from tests.report.builder import SCRIPT, compared_report, passed_report
 from vllm_qualify.evidence.accuracy.answers import write
@@ -97,7 +97,7 @@ def test_what_flipped_is_reported_with_both_answers(evidence: Path) -> None:
     lost = scored.flips[0]
     assert lost.asked == Excerpt(text=f"the one at place {LOST}?")
     assert lost.target == Excerpt(text=f"#### {LOST}")
-    assert lost.theirs == lost.ours == Excerpt(text="x" * 100)
+    assert (lost.theirs, lost.ours) == (Excerpt(text=text_of(LOST, RIGHT)), Excerpt(text=text_of(LOST, WRONG)))
     assert scored.numbers == ASKED
     assert set(scored.ours) == set(scored.theirs) == {0.0, 1.0}
 
@@ -232,7 +232,7 @@ def test_thinking_that_the_server_split_off_is_shown_and_what_was_cut_is_known(e
     scored = read_scored(evidence)
     assert scored.cut == [LOST]
     lost, gained = scored.flips
-    assert (lost.our_thinking, lost.ours) == (Excerpt(text=f"{SCRIPT} {LOST}"), Excerpt(text="x" * 100))
+    assert (lost.our_thinking, lost.ours) == (Excerpt(text=f"{SCRIPT} {LOST}"), Excerpt(text=text_of(LOST, WRONG)))
     assert gained.our_thinking == Excerpt(text=f"{SCRIPT} {GAINED}")
     assert lost.their_thinking is None
     next((evidence / "accuracy" / "gsm8k").glob(f"r*-b*/{REPLIES}")).unlink()
@@ -316,6 +316,7 @@ def test_words_that_have_no_room_are_on_a_page_of_their_own(
     monkeypatch.setattr(room, "MOST_FLIPS", 1)
     report, run = few_words(AGAINST, evidence), Run(folder=tmp_path)
     run.save_report(report)
+    assert not [address for address in Reader(render_page(report)).having("href") if "questions.html" in address]
     store = open_store(f"file://{tmp_path}/store")
     published = publish_run(report, run, store)
     for folder in (tmp_path, Path(published.page).parent):

@@ -1,6 +1,7 @@
 """The approver: people log in with a key of their own, see a report's gates, and decide; recipes' own approvals go on beside.
 
-A report comes from a machine that ran a model's code, so all its text is escaped, and its own page is never shown here.
+A report comes from a machine that ran a model's code, so all its text is escaped, and its own page is never shown here. The
+page of a report is drawn here, from the report that its manifest names.
 """
 
 import logging
@@ -24,6 +25,7 @@ from vllm_qualify.approver.people import person, read_people
 from vllm_qualify.errors import CallerError, QualifyError, StoreError
 from vllm_qualify.publish.store import MissingObjectError
 from vllm_qualify.report.head import facts
+from vllm_qualify.report.page import render_page
 from vllm_qualify.report.templates import template
 from vllm_qualify.report.words import brief_gate_rows
 
@@ -85,8 +87,12 @@ def make_app(desk: Desk, approvers: Path, look_every_s: float = LOOK_EVERY_S) ->
             why_by_hand=desk.why_by_hand(run),
             departures=list(desk.departures(run)),
             valid_days=run.report.plan.approval.valid_days,
-            place=desk.store.locate(f"{run.report.prefix}/report.html"),
+            place=desk.store.locate(run.report_object.key),
         )
+
+    @app.get("/reports/{run_id}/{cell:path}", dependencies=[Depends(approver)])
+    def whole_report(run_id: str, cell: str) -> HTMLResponse:
+        return HTMLResponse(render_page(read_run(desk.store, checked_cell(cell), run_id).report), headers=HEADERS)
 
     @app.post("/runs/{run_id}/{cell:path}", dependencies=[Depends(_from_own_page)])
     def decide(

@@ -54,13 +54,14 @@ class Section:
     sources: list[str]
 
 
-def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
+def render_page(report: Report, link: Callable[[EvidenceFile], str] | None = None) -> str:
     """The page of `report`. `link` gives the address of an evidence file: relative to the page's place, or absolute.
 
+    Without `link` the page stands alone: it leads to no other file of the run, all of which a publisher wrote.
     All outside text is escaped. The page's policy forbids scripts and all requests.
     """
     rows, stages = words.gate_rows(report.judgement), _in_order(report.stages)
-    more = WORDS if has_more_words(report.details.questions) else ""
+    more = WORDS if link and has_more_words(report.details.questions) else ""
     return _page_template("page.html.jinja").render(
         report=report,
         is_apart=False,
@@ -68,7 +69,8 @@ def render_page(report: Report, link: Callable[[EvidenceFile], str]) -> str:
         sections=_list_sections(report),
         stages=stages,
         absent=[name for name in wanted_stages(report.plan) if name not in {stage.stage for stage in stages}],
-        files=[_file_row(file, link(file)) for stage in stages for file in stage.files],
+        is_alone=link is None,
+        files=[_file_row(file, link(file) if link else "") for stage in stages for file in stage.files],
         server=[(name, _as_json(setting)) for name, setting in server_options(report.plan.server).items()],
         images=_list_images(report),
         workload=_workload_settings(report),
