@@ -7,7 +7,16 @@ from pydantic import Field
 
 from tasks.fleet import start_on_fleet
 from tasks.machine import alone
-from tasks.releases import approved_cells, choice_of, emit_event, gpu_types_of, image_of, look_for_releases, sources
+from tasks.releases import (
+    approved_cells,
+    check_claims,
+    choice_of,
+    emit_event,
+    gpu_types_of,
+    image_of,
+    look_for_releases,
+    sources,
+)
 from tasks.tend import lost_runs, restart_lost
 from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import QualifyError
@@ -93,6 +102,7 @@ def watch_releases(request: WatchReleases) -> None:
 def _look_at(source: Source, recipe: str, request: WatchReleases) -> None:
     for sighting in look_for_releases(source, request.store, request.backfill):
         emit_event(source, sighting, qualification(request, recipe, source, sighting), request.store)
+    check_claims(source, request.store)
 
 
 def qualification(request: WatchReleases, recipe: str, source: Source, sighting: Sighting) -> dict[str, Any]:

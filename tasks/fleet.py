@@ -17,6 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
 from tasks.outcome import HostOutcome, state_of_fleet, was_qualified
+from tasks.releases import is_flow_run
 from tasks.step import patiently, step
 from tasks.tend import why_lost
 from vllm_qualify.engine.provision import Launch
@@ -47,14 +48,19 @@ def pool_of(gpu_type: str) -> str:
 
 @step("claim")
 def claim(store: str, release_key: str | None) -> bool:
-    """Whether this flow run handles the release; False if another flow run has already claimed it. Raises StoreError."""
+    """Whether this flow run handles the release; False if another flow run has already claimed it.
+
+    Raises StoreError, also if the claim is by no flow run of this server.
+    """
     if release_key is None:
         return True
     opened = open_store(store)
     is_ours = known.claim(opened, release_key, str(flow_run.id), datetime.now(UTC))
     if not is_ours:
-        by = known.read_claim(opened, release_key).by
-        get_run_logger().info(f"flow run {by} handles this release: nothing to do")
+        held = known.read_claim(opened, release_key)
+        if not is_flow_run(held.by):
+            raise known.not_a_run(opened, release_key, held)
+        get_run_logger().info(f"flow run {held.by} handles this release: nothing to do")
     return is_ours
 
 

@@ -5,9 +5,11 @@ Each release is reported as a Prefect event. An automation then starts its quali
 
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from prefect import get_client, get_run_logger
 from prefect.events import Event, Resource
+from prefect.exceptions import ObjectNotFound
 
 from tasks.step import step
 from vllm_qualify.approval.pointer import read_pointer
@@ -93,6 +95,24 @@ def emit_event(source: Source, sighting: Sighting, request: dict[str, Any], stor
         client.request("POST", "/events", json=[event.model_dump(mode="json")])
     known.record_emission(open_store(store), source, sighting.key, datetime.now(UTC))
     get_run_logger().info(f"emitted: {source.name} {' '.join(sighting.tags)} {sighting.identity}")
+
+
+@step("claims")
+def check_claims(source: Source, store: str) -> None:
+    """Raises StoreError if a release that was never told is claimed by no flow run of this server."""
+    opened = open_store(store)
+    for sighting, held in known.taken_untold(opened, source):
+        if not is_flow_run(held.by):
+            raise known.not_a_run(opened, sighting.key, held)
+
+
+def is_flow_run(by: str) -> bool:
+    """Whether Prefect's server has a flow run of this id."""
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(UUID(by)) is not None
+    except (ValueError, ObjectNotFound):
+        return False
 
 
 @step("approved cells", "approved cells of {recipe}")

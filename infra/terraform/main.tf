@@ -77,6 +77,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "store" {
       order     = "sequences/"
       door      = "pruning.json"
       probe     = ".store.swap"
+      releases  = "releases/"
 
       # What is pruned becomes an earlier version too.
       evidence = "evidence/"

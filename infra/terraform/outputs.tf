@@ -8,6 +8,7 @@ output "policies" {
   value = {
     reader    = aws_iam_policy.reader.arn
     publisher = aws_iam_policy.publisher.arn
+    watcher   = aws_iam_policy.watcher.arn
     approver  = aws_iam_policy.approver.arn
     pruner    = aws_iam_policy.pruner.arn
   }

@@ -38,7 +38,6 @@ data "aws_iam_policy_document" "publisher" {
       "${local.store}/attempts/*",
       "${local.store}/cells/*",
       "${local.store}/evidence/*",
-      "${local.store}/releases/*",
       "${local.store}/reports/*",
       "${local.store}/sequences/*",
       "${local.store}/runs/*",
@@ -59,8 +58,7 @@ data "aws_iam_policy_document" "publisher" {
       resources = [
         "${local.store}/attempts/*",
         "${local.store}/evidence/*",
-        "${local.store}/releases/*",
-        "${local.store}/reports/*",
+          "${local.store}/reports/*",
         "${local.store}/runs/*",
         "${local.store}/stages/*",
         "${local.store}/layout.json",
@@ -76,6 +74,28 @@ data "aws_iam_policy_document" "publisher" {
       sid       = "Encrypt"
       actions   = ["kms:GenerateDataKey"]
       resources = [statement.value]
+    }
+  }
+}
+
+# Who watches for releases and starts their qualification: publishes, and says which releases are known and who handles them.
+# No GPU host: it could take a release before the run that handles it.
+data "aws_iam_policy_document" "watcher" {
+  source_policy_documents = [data.aws_iam_policy_document.publisher.json]
+
+  statement {
+    sid       = "WriteReleases"
+    actions   = ["s3:PutObject"]
+    resources = ["${local.store}/releases/*"]
+  }
+
+  dynamic "statement" {
+    for_each = var.object_lock[*]
+
+    content {
+      sid       = "LockReleases"
+      actions   = ["s3:PutObjectRetention"]
+      resources = ["${local.store}/releases/*"]
     }
   }
 }
@@ -167,6 +187,11 @@ resource "aws_iam_policy" "reader" {
 resource "aws_iam_policy" "publisher" {
   name   = "${var.policy_prefix}-publisher"
   policy = data.aws_iam_policy_document.publisher.json
+}
+
+resource "aws_iam_policy" "watcher" {
+  name   = "${var.policy_prefix}-watcher"
+  policy = data.aws_iam_policy_document.watcher.json
 }
 
 resource "aws_iam_policy" "approver" {

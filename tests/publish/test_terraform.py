@@ -30,9 +30,10 @@ INDEX = {"index.json", "index.html", *(f"cells/tiny/base/h200/chat/index.{end}" 
 STATED = {f"{APPROVALS}/20260101-1/{name}.json" for name in ("decision", "approval", "entry", "revocation")}
 COUNTER = {sequence_key("tiny/base/h200/chat")}
 POINTER = {f"{APPROVALS}/pointer.json"}
-CHANGEABLE = INDEX | COUNTER | POINTER
+KNOWN, CLAIMS = {"releases/vllm-openai.json"}, {f"releases/claims/{'0' * 64}.json"}
+CHANGEABLE = INDEX | COUNTER | POINTER | KNOWN
 DOOR = {"pruning.json"}
-EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE | DOOR
+EVERY = PROBES | PUBLISHED | STATED | CHANGEABLE | CLAIMS | DOOR
 
 
 def actions(name: str) -> set[str]:
@@ -97,20 +98,20 @@ def test_each_policy_has_what_the_code_asks_for_and_nothing_more() -> None:
     reads = {*ACTIONS["read"], *ACTIONS["list"]}
     writes = {*reads, *ACTIONS["write"], *ACTIONS["change"], LOCK_ACTION}
     assert actions("reader") == reads | {"kms:Decrypt"}
-    assert actions("publisher") == actions("approver") == writes | set(KMS_ACTIONS)
+    assert actions("publisher") == actions("watcher") == actions("approver") == writes | set(KMS_ACTIONS)
 
 
 def test_only_the_pruner_removes_and_no_approval() -> None:
     assert actions("pruner") == {*ACTIONS["read"], *ACTIONS["write"], *ACTIONS["delete"], *KMS_ACTIONS}
     removes = keys_for(document("pruner"), "s3:DeleteObject")
     assert removes == PUBLISHED - {"layout.json"}
-    for name in ("reader", "publisher", "approver"):
+    for name in ("reader", "publisher", "watcher", "approver"):
         assert "s3:DeleteObject" not in actions(name)
     assert keys_for(document("pruner"), "s3:PutObject") == INDEX | DOOR
 
 
 def test_everybody_reads_everything() -> None:
-    for name in ("reader", "publisher", "approver", "pruner"):
+    for name in ("reader", "publisher", "watcher", "approver", "pruner"):
         assert keys_for(document(name), "s3:GetObject") == EVERY
         assert ["arn:aws:s3:::bucket"] in [resources(each) for each in document(name) if "s3:ListBucket" in each["actions"]]
 
@@ -118,11 +119,13 @@ def test_everybody_reads_everything() -> None:
 def test_each_writes_its_own_part() -> None:
     assert keys_for(document("reader"), "s3:PutObject") == set()
     assert keys_for(document("publisher"), "s3:PutObject") == PROBES | PUBLISHED | COUNTER | INDEX
+    assert keys_for(document("watcher"), "s3:PutObject") == PROBES | PUBLISHED | COUNTER | INDEX | KNOWN | CLAIMS
     assert keys_for(document("approver"), "s3:PutObject") == PROBES | STATED | POINTER | INDEX
 
 
 def test_who_writes_once_may_lock() -> None:
     assert keys_for(document("publisher"), LOCK_ACTION) >= PUBLISHED | {LOCKED_PROBE}
+    assert keys_for(document("watcher"), LOCK_ACTION) >= PUBLISHED | CLAIMS | {LOCKED_PROBE}
     assert keys_for(document("approver"), LOCK_ACTION) >= STATED | {LOCKED_PROBE}
 
 
@@ -146,7 +149,13 @@ def test_only_tls_is_taken() -> None:
 @pytest.mark.s3
 @pytest.mark.usefixtures("radosgw_url")
 @pytest.mark.parametrize(
-    ("role", "writes"), [("reader", set()), ("publisher", PUBLISHED | COUNTER | INDEX), ("approver", STATED | POINTER | INDEX)]
+    ("role", "writes"),
+    [
+        ("reader", set()),
+        ("publisher", PUBLISHED | COUNTER | INDEX),
+        ("watcher", PUBLISHED | COUNTER | INDEX | KNOWN | CLAIMS),
+        ("approver", STATED | POINTER | INDEX),
+    ],
 )
 def test_a_server_lets_each_do_its_part(become_denied: Callable[[], str], role: str, writes: set[str]) -> None:
     owner, bucket = client_of_environment(), uuid4().hex

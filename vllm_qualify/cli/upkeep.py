@@ -26,7 +26,7 @@ def doctor(
 
 def prune(
     keep: Annotated[int, typer.Option(min=1, help="How many of each cell's newest reports are kept.")],
-    older_than_days: Annotated[int, typer.Option(min=1, help="Only older reports are removed.")],
+    older_than_days: Annotated[int, typer.Option(min=1, max=36_500, help="Only older reports are removed.")],
     store: StoreOption = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="Remove the reports. Without this option they are only listed.")

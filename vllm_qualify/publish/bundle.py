@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
@@ -148,13 +149,15 @@ def publish(
     were already written do no harm, because the manifest is written last.
     """
     key = f"{prefix}/manifest.json"
-    written = [_put_object(store, f"{prefix}/{name}", body) for name, body in documents.items()]
+    with _under_own_id(store, prefix):
+        written = [_put_object(store, f"{prefix}/{name}", body) for name, body in documents.items()]
     begin(store)
     check_open(store)
-    if _is_whole(store, key, prefix, files, documents):
-        # Nothing more is written: the run may be pruned meanwhile, and what came after that would be a part of it.
-        return store.locate(key)
-    put_place(store, head.run_id, head.cell)
+    with _under_own_id(store, prefix):
+        if _is_whole(store, key, prefix, files, documents):
+            # Nothing more is written: the run may be pruned meanwhile, and what came after that would be a part of it.
+            return store.locate(key)
+        put_place(store, head.run_id, head.cell)
     announce()
     # Once more: the door may have been closed before this run was announced.
     check_open(store)
@@ -168,8 +171,26 @@ def publish(
     stored = sorted(objects.values(), key=lambda stored: stored.key)
     number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell)
     manifest = Manifest(**head.model_dump(), sequence=number, objects=stored)
-    _put_object(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
+    with _under_own_id(store, prefix):
+        _put_object(store, key, json.dumps(manifest.model_dump(), indent=2).encode())
     return store.locate(key)
+
+
+@contextmanager
+def _under_own_id(store: Store, prefix: str) -> Iterator[None]:
+    """Within the block, what others wrote at the keys of a run is told with its remedy.
+
+    Everybody who may publish can write there, and learns a run's id when it begins. Of a new judgement the id is drawn when it
+    is published, so that nobody comes first.
+    """
+    try:
+        yield
+    except (AlreadyExistsError, UnreadableError) as error:
+        run_id = PurePosixPath(prefix).name
+        remedy = (
+            f"publish it under a new id: `vllm-qualify rejudge {run_id}`; if you never published it, find out who wrote there"
+        )
+        raise AlreadyExistsError("other content stands under this run's id", remedy, store.locate(prefix)) from error
 
 
 def _is_whole(store: Store, key: str, prefix: str, files: Iterable[EvidenceFile], documents: Mapping[str, bytes]) -> bool:
@@ -191,7 +212,12 @@ def put_evidence(store: Store, evidence: Path, file: EvidenceFile) -> StoredObje
         raise HostError(problem, "restore it or run the qualification again", str(path)) from error
     if hashlib.sha256(body).hexdigest() != file.sha256:
         raise HostError("evidence was changed after it was measured", "run the qualification again", str(path))
-    return _put_object(store, evidence_key(file), body)
+    try:
+        return _put_object(store, evidence_key(file), body)
+    except AlreadyExistsError as error:
+        remedy = "find out who wrote it, delete it, and publish the run again"
+        place = store.locate(evidence_key(file))
+        raise AlreadyExistsError("this object holds another file than its key says", remedy, place) from error
 
 
 def write_evidence(folder: Path, file: EvidenceFile, body: bytes) -> bool:

@@ -5,7 +5,7 @@ at least once. Only one of the runs that get the event can hold the claim, so th
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Literal, TypeVar
@@ -107,6 +107,26 @@ def record_emission(store: Store, source: Source, key: str, now: datetime) -> No
         return before.model_copy(update={"releases": releases})
 
     _change_known(store, source, with_emission)
+
+
+def taken_untold(store: Store, source: Source) -> Iterator[tuple[Sighting, Claim]]:
+    """The releases that somebody claimed though no event of them was ever emitted, each with the claim. Raises StoreError.
+
+    It may be that the process crashed between the two. Or somebody wrote the claim, so that nobody handles the release.
+    """
+    try:
+        known = _parse(Known, store.get(known_key(source)), store.locate(known_key(source)))
+    except MissingObjectError:
+        return
+    for sighting in known.releases:
+        if not sighting.noted and sighting.emitted_at is None and store.exists(_claim_key(sighting.key)):
+            yield sighting, read_claim(store, sighting.key)
+
+
+def not_a_run(store: Store, key: str, held: Claim) -> StoreError:
+    """What to say of a claim by something that is no flow run of this server."""
+    problem = f"the release is claimed by '{held.by}', which is no flow run of this server: nobody handles it"
+    return StoreError(problem, "find out who wrote this claim, delete it, and look again", store.locate(_claim_key(key)))
 
 
 def claim(store: Store, key: str, by: str, now: datetime) -> bool:

@@ -5,6 +5,7 @@ runs of each cell. Before a manifest goes, it is copied to `pruned/`; that copy 
 prune is called again, with any policy.
 """
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,10 @@ from vllm_qualify.recipe.values import Frozen
 AT_ONCE = 16
 # Time for a stage that was being kept when the door was closed.
 GRACE_S = 60.0
+# A century: what is older than the calendar is no day.
+MOST_DAYS = 36_500
 MANIFEST = "/manifest.json"
+_OF_A_RUN = re.compile(r"(?P<cell>[^/]+(?:/[^/]+){3})/(?P<run_id>[^/]+)/manifest\.json")
 
 StoredRun = tuple[str, str]
 """Cell and run."""
@@ -39,7 +43,7 @@ class Policy(Frozen):
     """What may go: reports and kept stages of more than `older_than_days` days, but the newest `keep` reports of each cell."""
 
     keep: int = Field(ge=1)
-    older_than_days: int = Field(ge=1)
+    older_than_days: int = Field(ge=1, le=MOST_DAYS)
 
     def oldest_kept(self, now: datetime) -> datetime:
         """What is from then or later stays."""
@@ -66,7 +70,7 @@ def plan_pruning(store: Store, policy: Policy, now: datetime) -> Pruning:
     before, manifests = policy.oldest_kept(now), _read_all_manifests(store)
     decided = {tuple(key.removeprefix("approvals/").rsplit("/", 2)[:2]) for key in store.keys("approvals/")}
     # The runs that an earlier call began to remove. They go in any case: something of them may be gone.
-    begun = {_run_of(key, "pruned/"): read_manifest(store, key) for key in store.keys("pruned/")}
+    begun = {run: read_manifest(store, key) for key, run in _manifests_in(store, "pruned/")}
     going = [run for run in _older_runs(manifests, policy.keep) if run not in decided and _may_go(manifests[run], before)]
     going = sorted({*going, *(run for run in begun if run in manifests)})
     stages = _read_kept_stages(store)
@@ -91,7 +95,7 @@ def prune_store(store: PrunableStore, policy: Policy, now: datetime, tell: Tell,
     time.sleep(grace_s)
     doomed = plan_pruning(store, policy, now)
     # While removed runs are noted the door was never open: who is coming since then has written nothing.
-    coming = None if list(store.keys("pruned/")) else _find_coming(store, policy.oldest_kept(now))
+    coming = None if _manifests_in(store, "pruned/") else _find_coming(store, policy.oldest_kept(now))
     if coming:
         set_door(store, is_closed=False)
         problem = f"run {coming[1]} of {coming[0]} is being published, or its publication broke off"
@@ -109,15 +113,16 @@ def prune_store(store: PrunableStore, policy: Policy, now: datetime, tell: Tell,
 
 
 def _read_all_manifests(store: Store) -> dict[StoredRun, Manifest]:
-    keys = [key for key in store.keys("reports/") if key.endswith(MANIFEST)]
+    found = _manifests_in(store, "reports/")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        manifests = pool.map(partial(read_manifest, store), keys)
-        return {_run_of(key, "reports/"): manifest for key, manifest in zip(keys, manifests, strict=True)}
+        manifests = pool.map(partial(read_manifest, store), [key for key, _ in found])
+        return {run: manifest for (_, run), manifest in zip(found, manifests, strict=True)}
 
 
-def _run_of(key: str, folder: str) -> StoredRun:
-    cell, run_id, _ = key.removeprefix(folder).rsplit("/", 2)
-    return cell, run_id
+def _manifests_in(store: Store, folder: str) -> list[tuple[str, StoredRun]]:
+    """The keys of manifests in a folder, each with its run. Whoever may publish can write other keys there, of no run."""
+    matches = ((key, _OF_A_RUN.fullmatch(key.removeprefix(folder))) for key in store.keys(folder))
+    return [(key, (match["cell"], match["run_id"])) for key, match in matches if match]
 
 
 def _older_runs(manifests: Mapping[StoredRun, Manifest], keep: int) -> list[StoredRun]:
@@ -156,7 +161,7 @@ def _note_key(run: StoredRun) -> str:
 
 def _finish_removal(store: PrunableStore) -> None:
     """Remove all that is left of the noted runs, and make the indexes of their cells again."""
-    runs = [_run_of(key, "pruned/") for key in store.keys("pruned/")]
+    runs = [run for _, run in _manifests_in(store, "pruned/")]
     for run in runs:
         _delete_keys(store, store.keys(f"reports/{'/'.join(run)}/"))
         _delete_keys(store, [run_key(run[1])])
