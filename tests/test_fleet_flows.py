@@ -30,7 +30,7 @@ from tests.approval.builder import approved, made_key, publish_report, with_gate
 from tests.faults.proxy import NetworkFault, network
 from tests.recipes import reference, write
 from tests.report.builder import not_passed_report, passed_report
-from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.errors import CallerError, HostError, StoreError
 from vllm_qualify.judge.chance import refusals
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
@@ -358,6 +358,23 @@ def test_a_release_that_somebody_handles_is_left_to_them(store: Store, monkeypat
     qualify_release(request)
     assert len(asked) == 1
     assert UUID(known.read_claim(store, key).by)
+
+
+@pytest.mark.parametrize("by", ["nobody", "00000000-0000-4000-8000-000000000000"])
+def test_a_release_that_no_flow_run_claimed_is_told_by_whoever_looks_and_by_whoever_would_handle_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """A claim in the store is a file like any other: it was taken for a run that handles the release."""
+    monkeypatch.setattr(releases, "available_at", lambda _: [])
+    watch_releases(watching(store))
+    key = known.release_key(ImageSource(name="127.0.0.1:5000/vllm", recipe="reference"), DIGEST)
+    known.claim(store, key, by, datetime.now(UTC))
+    monkeypatch.setattr(releases, "available_at", lambda _: [Available(identity=DIGEST, tags=["v0.32.0"])])
+    with pytest.raises(StoreError, match=f"claimed by '{by}', which is no flow run of this server") as refused:
+        watch_releases(watching(store))
+    assert key in str(refused.value)
+    with pytest.raises(StoreError, match="which is no flow run of this server"):
+        qualify_release(QualifyRelease(recipe="reference", gpu_types=["cpu"], store=store.url, release_key=key))
 
 
 @pytest.mark.usefixtures("pools")
