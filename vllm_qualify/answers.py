@@ -15,6 +15,8 @@ MOST_BYTES = 64 * 2**20
 # A server may lead from /metrics to /metrics/. No more is needed.
 MOST_REDIRECTS = 2
 PLAIN = "identity"
+# Bench and lm-eval send it too, so that no request says which tool it is of. Gateways that are written in Python have it.
+AGENT = f"python-httpx/{httpx.__version__}"
 
 
 def ask_within(
@@ -52,7 +54,7 @@ def open_client(limit_s: float, most_bytes: int = MOST_BYTES, **named: Any) -> h
     hooks = {"response": [bounded(limit_s, most_bytes)]}
     options: dict[str, Any] = {
         "timeout": limit_s,
-        "headers": {"Accept-Encoding": PLAIN},
+        "headers": {"Accept-Encoding": PLAIN, "User-Agent": AGENT},
         "verify": _trusted_certificates(),
     } | named
     return httpx.Client(event_hooks=hooks, **options)

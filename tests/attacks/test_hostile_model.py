@@ -18,7 +18,7 @@ from tests.builders.hostile_models import (
     victim,
 )
 from tests.ci import IN_CI
-from vllm_qualify.engine.confinement import confining_process, isolation_problem, quiet_environment
+from vllm_qualify.engine.confinement import KEPT_HOME, confining_process, isolation_problem, quiet_environment
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.letter_box import copy_matching, read_plain, write_plain
@@ -216,7 +216,7 @@ def test_what_torch_compiles_is_kept_unless_a_model_brings_code(monkeypatch: pyt
     with confining_process({}, is_trusting=True) as confinement:
         own = Path(confinement.environment["TORCHINDUCTOR_CACHE_DIR"])
         assert own.is_relative_to(confinement.environment["TMPDIR"])
-        assert str(tmp_path / "vllm-qualify") not in confinement.rules.writable
+        assert str(tmp_path / KEPT_HOME) not in confinement.rules.writable
 
 
 def test_a_tool_of_the_path_comes_with_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) ->
     assert [result["pid"] for result in results] == [leader(bench)] * 2
     # Docker Engine is not done with a file when it appears: it must not be gone then.
     assert len(list(Path(bench.letter_box).glob("*.order"))) == 2
-    assert bench.process.log.read_text().count("vllm-qualify: ready") == 1, "it imports once for all orders"
+    assert bench.process.log.read_text().count("worker: ready") == 1, "it imports once for all orders"
 
 
 def test_two_clients_make_the_same_prompts_of_a_trace(client: Client, folder: Path, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench
     alone = [order(bench, folder, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)]
     assert not any(GIVEN in log for log in alone)
     prepare_commands(bench, [planned(bench, number, "--say", name) for number, name in enumerate(("first", "second"), start=1)])
-    until_said(bench, f"vllm-qualify: {MADE}", 2)
+    until_said(bench, f"worker: {MADE}", 2)
     # Another order than planned changes nothing, and neither does a command between them.
     second, between, first = (
         order(bench, folder, number, "--say", name) for number, name in ((2, "second"), (3, "third"), (1, "first"))
@@ -311,7 +311,7 @@ def test_prompts_that_are_made_ahead_are_those_of_the_command_alone(bench: Bench
 @made_ahead
 def test_only_the_same_command_gets_them_and_once(bench: Bench, folder: Path) -> None:
     prepare_commands(bench, [planned(bench, 1, "--say", "first")])
-    until_said(bench, f"vllm-qualify: {MADE}", 1)
+    until_said(bench, f"worker: {MADE}", 1)
     assert GIVEN not in order(bench, folder, 1, "--say", "first", "--busy-s", "0.01")
     assert GIVEN in order(bench, folder, 1, "--say", "first")
     assert GIVEN not in order(bench, folder, 1, "--say", "first")

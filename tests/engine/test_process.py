@@ -1,17 +1,19 @@
 """Guarded processes: whatever happens to whom, nothing is left."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.builders.processes import alive, until
 from tests.ci import IN_CI
+from vllm_qualify.engine import guard
 from vllm_qualify.engine import process as processes
 from vllm_qualify.engine.confinement import quiet_environment
 from vllm_qualify.engine.process import PROGRESS, RunningProcess, running_guarded, tail, wait_for
@@ -102,6 +104,38 @@ def test_exit_codes_are_reported(tmp_path: Path, code: str, expected: int) -> No
     with guarded(tmp_path, code) as process:
         assert until(lambda: process.exit_code() is not None)
         assert process.exit_code() == expected
+
+
+def test_who_knows_the_exit_code_finds_the_whole_log(tmp_path: Path) -> None:
+    """The output goes through a pipe, which holds 64 KiB."""
+    says = "import sys; sys.stdout.write('x' * 3_000_000 + 'end'); sys.stdout.flush(); sys.stderr.write('told'); sys.exit(4)"
+    with guarded(tmp_path, says) as process:
+        assert until(lambda: process.exit_code() == 4)
+        log = (tmp_path / "log").read_text()
+    assert (len(log), log[-7:]) == (3_000_007, "endtold")
+
+
+def test_a_process_that_left_the_group_holds_no_end_up(tmp_path: Path) -> None:
+    """It still has the pipe of the output."""
+    sleeper = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    leaver = f"import subprocess, sys; p = subprocess.Popen({sleeper}, start_new_session=True); print(p.pid, 0)"
+    with guarded(tmp_path, leaver) as process:
+        assert until(lambda: process.exit_code() == 0)
+        pid, _ = pids_in(tmp_path / "log")
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_full_disk_holds_no_command_up(tmp_path: Path) -> None:
+    """Its log loses lines: /dev/full refuses each."""
+    says = "print('x' * 1_000_000, flush=True)"
+    command = [sys.executable, guard.__file__, str(tmp_path / "state"), "1", "null", sys.executable, "-c", says]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(command, stdout=full, stderr=full, stdin=subprocess.PIPE) as process,
+    ):
+        assert until(lambda: process.poll() == 0)
+    assert json.loads((tmp_path / "state").read_text())["exit_code"] == 0
 
 
 def test_a_command_that_is_not_there_is_reported(tmp_path: Path) -> None:

@@ -212,6 +212,24 @@ def failed_calls_one_by_one() -> None:
     assert counted == [1, -1]
 
 
+def senders() -> None:
+    """Both ways of asking, and the tokenizer that asks the server, name what they are told to, and no key."""
+    book = Book({"a": "b"}, choose=lambda _: "b")
+    with serving(book) as url:
+        internals.send_agent("agent")
+        model = _model(url)
+        internals.send_no_key(model)
+        with suppress(Exception):
+            model.model_call(["Question: a\nAnswer:"], generate=True, gen_kwargs={"temperature": 0})
+        one_by_one = len(book.headers)
+        with suppress(Exception):
+            asyncio.run(model.get_batched_requests(["Question: a\nAnswer:"], [None], gen_kwargs={"temperature": 0}))
+        assert 0 < one_by_one < len(book.headers), "it asks in one way only"
+        _at("lm_eval.utils:check_remote_tokenizer_support")(url)
+    assert {headers["user-agent"] for headers in book.headers} == {"agent"}
+    assert not any("authorization" in headers for headers in book.headers)
+
+
 def redirects() -> None:
     """Neither way of asking follows one from the model's server, which the library does by itself."""
     refused: list[int] = []
@@ -356,7 +374,8 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, scoring),
-    *(failed_calls, failed_calls_one_by_one, redirects, seeds, replies, tools, pictures, tokens, names_of_files),
+    *(failed_calls, failed_calls_one_by_one, senders, redirects, seeds, replies, tools, pictures, tokens),
+    names_of_files,
 ]
 
 

@@ -54,6 +54,7 @@ class Book:
     prompts: list[Any] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def goes_wrong(self, question: str, how: frozenset[str]) -> bool:
@@ -78,6 +79,7 @@ class Handler(ReplyHandler):
     book: Book
 
     def do_GET(self) -> None:  # noqa: N802  (the base class calls it)
+        self._note_headers()
         if self.path == "/metrics":
             self._send(200, self.book.metrics().encode(), "text/plain")
         elif self.path == "/tokenizer_info" and self.book.choose:
@@ -85,7 +87,11 @@ class Handler(ReplyHandler):
         else:
             self._answer(404, {"error": {"message": "not here"}})
 
+    def _note_headers(self) -> None:
+        self.book.headers.append({name.lower(): value for name, value in self.headers.items()})
+
     def do_POST(self) -> None:  # noqa: N802  (the base class calls it)
+        self._note_headers()
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path == "/tokenize":
             self._tokenize(request)

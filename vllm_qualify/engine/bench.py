@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from pydantic import SerializeAsAny
 
@@ -18,7 +19,13 @@ from vllm_qualify.engine.process import PROGRESS, Progress, Running, await_resul
 from vllm_qualify.engine.server import Client
 from vllm_qualify.engine.watch import steady_clock_arguments
 from vllm_qualify.errors import HostError, writing
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.values import Frozen
+
+if TYPE_CHECKING:
+    from vllm_qualify import answers
+else:
+    answers = Lazy("vllm_qualify.answers")
 
 STAGE = "load"
 
@@ -40,7 +47,15 @@ def running_bench(client: Client, log: Path) -> Iterator[Bench]:
     launcher = launcher_of(client)
     with launcher.letter_box(client) as letter_box:
         # As text, since its file is not where the client runs.
-        command = [client.python, "-u", "-c", inspect.getsource(bench_worker), letter_box, *steady_clock_arguments()]
+        command = [
+            client.python,
+            "-u",
+            "-c",
+            inspect.getsource(bench_worker),
+            letter_box,
+            answers.AGENT,
+            *steady_clock_arguments(),
+        ]
         with launcher.run(client, command, letter_box, log, STAGE) as process:
             yield Bench(client=client, process=process, letter_box=letter_box)
 
@@ -116,7 +131,7 @@ def give_file(bench: Bench, file: Path) -> str:
 
 def give_text(bench: Bench, name: str, text: str) -> str:
     """Write a text into a file where the client runs. Returns its path there. Raises HostError."""
-    with TemporaryDirectory(prefix="vllm-qualify-given-") as folder, writing(name):
+    with TemporaryDirectory() as folder, writing(name):
         file = Path(folder) / name
         file.write_text(text)
         return launcher_of(bench.client).give(bench.client, file, bench.letter_box, STAGE)

@@ -14,6 +14,8 @@ beside the result. The clock of the command, and the samples of its client, have
 With `--metadata turns=N` the requests are chats of N turns: the next turn is sent when the reply has come, and has it. Bench
 sends and times each request as ever; only the messages in it are put together here (`_Turns`).
 
+Its requests have the `User-Agent` that is its second argument, and ids of which none is bench's own kind.
+
 Its further arguments are the starter's time, as `watch.steady_clock_arguments` gives it: the samples of both can then be
 compared, even if the machine's clock is set meanwhile.
 """
@@ -28,12 +30,13 @@ import resource
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-MARK = "vllm-qualify: done"
+MARK = "worker: done"
 # A load of a quarter of a second must be seen for most of it: quick machines end small ones so soon.
 POLL_S, SAMPLE_EVERY_S = 0.02, 0.05
 HASH_SEED = "PYTHONHASHSEED"
@@ -44,7 +47,7 @@ MOST_AHEAD_TOK = 20_000_000
 TELLING_CHARS = 64
 
 
-def main(letter_box: Path, offset_s: float) -> None:
+def main(letter_box: Path, agent: str, offset_s: float) -> None:
     letter_box.mkdir(parents=True, exist_ok=True)
     from vllm.benchmarks.serve import add_cli_args
     from vllm.benchmarks.serve import main as bench
@@ -54,11 +57,17 @@ def main(letter_box: Path, offset_s: float) -> None:
     add_cli_args(parser)
     prompts = _Prompts()
 
+    send_agent(agent)
+
     def run(arguments: list[str]) -> None:
-        bench(parser.parse_args(arguments))
+        options = parser.parse_args(arguments)
+        if hasattr(options, "request_id_prefix"):
+            # Bench's own begins with `bench-`.
+            options.request_id_prefix = f"{uuid.uuid4().hex}-"
+        bench(options)
 
     taken: set[Path] = set()
-    _print_line("vllm-qualify: ready")
+    _print_line("worker: ready")
     while True:
         for path in _new_files(letter_box, "*.ahead", taken):
             prompts.planned = json.loads(path.read_text())
@@ -75,6 +84,13 @@ def main(letter_box: Path, offset_s: float) -> None:
         else:
             # Orders are files, since a command in a container has no standard input.
             time.sleep(POLL_S)
+
+
+def send_agent(agent: str) -> None:
+    """Let bench's requests have this `User-Agent`: aiohttp's own says that this is no client of a user."""
+    requests: Any = sys.modules.get("aiohttp.client_reqrep")
+    if hasattr(requests, "SERVER_SOFTWARE"):
+        requests.SERVER_SOFTWARE = agent
 
 
 def count_texts(arguments: list[str], tokenizer: Any) -> None:
@@ -140,7 +156,7 @@ class _Prompts:
         if self._can:
             self._by_vllm, serve.get_samples = serve.get_samples, self._give_prompts
         else:
-            _print_line("vllm-qualify: this version makes its prompts elsewhere, so that none are made ahead")
+            _print_line("worker: this version makes its prompts elsewhere, so that none are made ahead")
         if _asks_for(serve, "get_tokenizer"):
             # Loading a large tokenizer again for each command takes a second.
             self._tokenizer_of = lru_cache(maxsize=1)(serve.get_tokenizer)
@@ -166,7 +182,7 @@ class _Prompts:
         try:
             run(arguments)
         except _MadeError:
-            _print_line("vllm-qualify: prompts made ahead")
+            _print_line("worker: prompts made ahead")
 
     def _give_prompts(self, args: Any, *others: Any, **named: Any) -> Any:
         """Replaces vLLM's `get_samples`, from which a command gets its prompts."""
@@ -175,7 +191,7 @@ class _Prompts:
             vars(args).update(options)
             for (_, put_back), state in zip(_random_numbers(), states, strict=True):
                 put_back(state)
-            _print_line("vllm-qualify: with prompts made ahead")
+            _print_line("worker: with prompts made ahead")
         else:
             samples = self._by_vllm(args, *others, **named)
         if self._is_ahead:
@@ -298,4 +314,4 @@ if __name__ == "__main__":
         # Bench makes a trace's prompts by `hash`, which Python seeds when it starts.
         os.environ[HASH_SEED] = "0"
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606  (no shell is wanted)
-    main(Path(sys.argv[1]), offset_from(*sys.argv[2:]))
+    main(Path(sys.argv[1]), sys.argv[2], offset_from(*sys.argv[3:]))

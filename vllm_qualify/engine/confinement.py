@@ -73,6 +73,8 @@ NO_STATISTICS = {
     "VLLM_DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# The switches of an engine and of its libraries. The others name programs that only the parent runs.
+STATISTICS_OFF = {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 
 
 def quiet_environment(*, downloads: bool = False) -> dict[str, str]:
@@ -81,7 +83,7 @@ def quiet_environment(*, downloads: bool = False) -> dict[str, str]:
     One that `downloads` gets what the hub asks for.
     """
     inherited = {name: value for name, value in os.environ.items() if _is_inherited(name, value, downloads)}
-    return inherited | NO_STATISTICS
+    return inherited | STATISTICS_OFF
 
 
 def _is_inherited(name: str, value: str, downloads: bool) -> bool:
@@ -136,6 +138,8 @@ CACHES = frozenset(
         *("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR", "NUMBA_CACHE_DIR"),
     )
 )
+# The home of engines, in the user's folder of caches. No path that an engine sees says who runs it.
+KEPT_HOME = "engines"
 # Of HF_HOME: not itself, since the token of a login is in it.
 HUB_FOLDERS = ("hub", "datasets", "xet")
 # In the user's home, or named by a variable: no recipe opens them.
@@ -198,10 +202,10 @@ def confining_process(
     hub = hub_cache()
     with writing(STAGE):
         # What engines compile is kept here from one run to the next.
-        kept = _make_folder(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "vllm-qualify")
+        kept = _make_folder(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / KEPT_HOME)
         hub_folders = [_make_folder(hub / name) for name in HUB_FOLDERS] if downloads else []
-    # A short name: it holds sockets, and a path of a socket has at most 107 letters.
-    with TemporaryDirectory(prefix="vq-", ignore_cleanup_errors=True) as temporary:
+    # A short name, which any program may have: it holds sockets, and a path of a socket has at most 107 letters.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         cache = _make_folder(Path(temporary, "home")) if is_trusting else kept
         own = {
             "HOME": str(cache),
@@ -252,9 +256,11 @@ def _problem_of_this_machine() -> str:
         rules = Confinement(readable=list(SYSTEM), writable=[*SHARED, folder], processes=["/proc"], isolated=True)
         command = [sys.executable, "-I", "-S", guard.__file__, f"{folder}/state", "1", rules.model_dump_json(), "true"]
         # Its standard input stays open: a guard whose parent has left ends its command.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tried:
-            assert tried.stderr is not None  # noqa: S101  (a pipe was asked for)
-            lines = tried.stderr.read().splitlines()
+        # What it says of its command is in its output.
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as tried:
+            assert tried.stdout is not None  # noqa: S101  (a pipe was asked for)
+            lines = tried.stdout.read().splitlines()
     if tried.returncode == 0 and not lines:
         return ""
     reasons = [line.removeprefix(guard.REFUSED) for line in lines if line.startswith(guard.REFUSED)] or lines

@@ -18,12 +18,14 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+DRAINED_WITHIN_S = 1.0
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REFUSED = "this process could not be confined: "
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -65,21 +67,56 @@ def waking_at_ends() -> int:
     return woken
 
 
-def await_end(child: subprocess.Popen[bytes], woken: int, grace_s: float) -> int:
-    """Wait until the command has ended, or stop it when the parent leaves. No thread: see `namespaces.start_first_process`."""
+class Relay:
+    """Copies the command's output to the log. The command has a pipe, as in a container: it sees no path of a run's log.
+
+    No thread does so: see `namespaces.start_first_process`.
+    """
+
+    def __init__(self, output: int) -> None:
+        self.sources = [output]
+        """none when all that wrote have ended"""
+
+    def wait(self, others: Sequence[int], limit_s: float | None = None) -> list[int]:
+        """Copy what there is until one of the others can be read, or the time is over. Returns those that can be read."""
+        ready, _, _ = select.select([*others, *self.sources], [], [], limit_s)
+        for output in self.sources:
+            if output in ready:
+                self._copy_piece(output)
+        return [each for each in ready if each in others]
+
+    def drain(self, limit_s: float) -> None:
+        """Copy the rest. A process that left the group may hold the pipe for ever."""
+        deadline = time.monotonic() + limit_s
+        while self.sources and (left_s := deadline - time.monotonic()) > 0:
+            self.wait([], left_s)
+
+    def _copy_piece(self, output: int) -> None:
+        piece = os.read(output, 65_536)
+        if not piece:
+            self.sources = []
+        # A full disk loses lines. It must not hold the command up.
+        with suppress(OSError):
+            os.write(1, piece)
+
+
+def await_end(child: subprocess.Popen[bytes], woken: int, relay: Relay, grace_s: float) -> int:
+    """Wait until the command has ended, or stop it when the parent leaves."""
     while child.poll() is None:
-        ready, _, _ = select.select([0, woken], [], [])
+        ready = relay.wait([0, woken])
         if woken in ready:
             os.read(woken, 4096)
-        elif not os.read(0, 4096):
-            return stop_command(child, grace_s)
+        elif 0 in ready and not os.read(0, 4096):
+            return stop_command(child, woken, relay, grace_s)
     return child.returncode
 
 
-def stop_command(child: subprocess.Popen[bytes], grace_s: float) -> int:
+def stop_command(child: subprocess.Popen[bytes], woken: int, relay: Relay, grace_s: float) -> int:
     signal_group(child.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        return child.wait(grace_s)
+    deadline = time.monotonic() + grace_s
+    while child.poll() is None and (left_s := deadline - time.monotonic()) > 0:
+        if relay.wait([woken], left_s):
+            os.read(woken, 4096)
     signal_group(child.pid, signal.SIGKILL)
     return child.wait()
 
@@ -91,6 +128,20 @@ def reap_orphans(group: int) -> None:
             os.waitpid(-group, 0)
         except ChildProcessError:
             return
+
+
+def start_command(command: Sequence[str], rules: Any) -> tuple[subprocess.Popen[bytes], Relay]:
+    output, into = os.pipe()
+    relay, prepare, nothing = Relay(output), preparing_child(rules), subprocess.DEVNULL
+    try:
+        child = subprocess.Popen(command, stdin=nothing, stdout=into, stderr=into, start_new_session=True, preexec_fn=prepare)
+    except (OSError, subprocess.SubprocessError):
+        os.close(into)
+        # The child has written why.
+        relay.drain(DRAINED_WITHIN_S)
+        raise
+    os.close(into)
+    return child, relay
 
 
 def write_state(path: Path, **state: Any) -> None:
@@ -105,14 +156,16 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
     woken, first = waking_at_ends(), start_namespace(rules)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=preparing_child(rules))
+    child, relay = start_command(command, rules)
     write_state(state_file, pid=child.pid)
-    exit_code = await_end(child, woken, grace_s)
+    exit_code = await_end(child, woken, relay, grace_s)
     reap_orphans(child.pid)
     if first is not None:
         # The kernel ends all others of the namespace first.
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
+    # Who reads the exit code finds the whole log.
+    relay.drain(DRAINED_WITHIN_S)
     write_state(state_file, pid=child.pid, exit_code=exit_code)
 
 

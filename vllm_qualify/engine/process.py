@@ -102,9 +102,10 @@ def running_guarded(
 ) -> Iterator[RunningProcess]:
     """Run `command` in its own process group within the block, output to `log`. Afterwards nothing of the group is left.
 
-    With `rules` it is confined by them, if the kernel can. Raises HostError if the command cannot be started.
+    With `rules` it is confined by them, if the kernel can, and begins in its own temporary folder: this process's folder may be
+    the checkout of this project. Raises HostError if the command cannot be started.
     """
-    state_file = log.with_suffix(".state")
+    state_file = log.absolute().with_suffix(".state")
     state_file.unlink(missing_ok=True)
     written = rules.model_dump_json() if rules else "null"
     runner = [sys.executable, "-I", "-S", guard.__file__, str(state_file), str(grace_s), written, *command]
@@ -115,6 +116,7 @@ def running_guarded(
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=environment.get("TMPDIR") if rules else None,
             start_new_session=True,
             pass_fds=lock_descriptors(),
         )

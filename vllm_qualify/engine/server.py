@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, JsonValue, SerializeAsAny
 
-from vllm_qualify.engine.confinement import NO_STATISTICS, paths_within
+from vllm_qualify.engine.confinement import STATISTICS_OFF, paths_within
 from vllm_qualify.engine.containers.leftovers import CELL_LABEL, ROLE_LABEL, RUN_LABEL
 from vllm_qualify.engine.containers.plan import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
@@ -39,14 +39,13 @@ STAGE = "serve"
 CONFIG_FILE, LOG = "server.yaml", "server.log"
 
 # Paths in a container, the same on every machine. Its /tmp is its own, and every user in it may write there.
-CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/vllm-qualify"  # noqa: S108
+CONFIG_INSIDE, MODEL_INSIDE, RESULTS_INSIDE = "/vllm-qualify/server.yaml", "/vllm-qualify/model", "/tmp/results"  # noqa: S108
 DRAFT_INSIDE = "/vllm-qualify/draft"
 HF_HOME_INSIDE = "/root/.cache/huggingface"
 # What it needs of the hub is in the cache before it starts, so it needs neither a network nor a token.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 # What a deployment takes from its own environment.
 PASSED = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
-STATISTICS_OFF = {name: value for name, value in NO_STATISTICS.items() if name.startswith(("VLLM_", "HF_", "DO_NOT"))}
 # vLLM's own advice is --ipc=host or --shm-size. NCCL and PyTorch use /dev/shm between the processes of a server, by GPU.
 SHARED_MEMORY_GIB = 16
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vllm_qualify.engine import image as images
 from vllm_qualify.engine import server as served
+from vllm_qualify.engine.confinement import STATISTICS_OFF
 from vllm_qualify.engine.containers.host import platform_here
 from vllm_qualify.engine.containers.leftovers import find_leftovers, remove_leftovers
 from vllm_qualify.engine.containers.plan import SERVED_PORT, ContainerPlan, command_line, shell_command
@@ -63,7 +64,7 @@ class DockerLauncher:
             platform=image.platform,
             entrypoint="python3",
             arguments=["-I", "-c", script.file.read_text(), script.question],
-            environment={"HF_HOME": served.HF_HOME_INSIDE} | served.OFFLINE | served.STATISTICS_OFF,
+            environment={"HF_HOME": served.HF_HOME_INSIDE} | served.OFFLINE | STATISTICS_OFF,
             binds=sorted(binds, key=str),
         )
         return run_once(plan, script.place, time_limit_s=script.time_limit_s, check=check)

@@ -15,7 +15,7 @@ from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.launchers.base import Script
 from vllm_qualify.engine.letter_box import copy_plain, write_plain
 from vllm_qualify.engine.process import Leftover, Running, running_guarded, text_of, wait_for
-from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, Client, Engine, Labels, ServerPlan, Starting
+from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, STAGE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import CallerError, writing
 
 
@@ -49,17 +49,18 @@ class ProcessLauncher:
         python, answered = _as_environment(engine).python, "answer.json"
         with ExitStack() as stack:
             # The guard's own files are not where the script may write.
-            folder, box = (Path(stack.enter_context(TemporaryDirectory(prefix="vllm-qualify-probe-"))) for _ in range(2))
+            folder, box = (Path(stack.enter_context(TemporaryDirectory())) for _ in range(2))
             confinement = stack.enter_context(
                 confining_process(
                     OFFLINE,
                     named=[path for server in script.servers for path in server.local_paths],
-                    readable=[*folders_of(python), script.file],
+                    readable=folders_of(python),
                     writable=[box],
                     is_trusting=any(server.trust_remote_code for server in script.servers),
                 )
             )
-            command = [str(python), "-I", str(script.file), script.question, str(box / answered)]
+            # As text: code of a model runs in it, and the path of its file names this project.
+            command = [str(python), "-I", "-c", script.file.read_text(), script.question, str(box / answered)]
             log = folder / "probe.log"
             process = stack.enter_context(running_guarded(command, confinement.environment, log, rules=confinement.rules))
             wait_for(process, script.time_limit_s, check, script.what)
@@ -70,15 +71,23 @@ class ProcessLauncher:
     def serve(self, plan: ServerPlan, folder: Path, port: int, labels: Labels) -> Iterator[Starting]:
         engine, launched_at = _as_environment(plan.engine), time.monotonic()
         command, url = process_command(engine, folder / CONFIG_FILE), f"http://{HOST}:{port}"
-        with (
-            confining_process(
-                process_environment(plan),
-                named=plan.local_paths,
-                readable=[*folders_of(engine.python), folder / CONFIG_FILE],
-                is_trusting=plan.trust_remote_code,
-            ) as confinement,
-            running_guarded(command, confinement.environment, folder / LOG, rules=confinement.rules) as process,
-        ):
+        with ExitStack() as stack:
+            confinement = stack.enter_context(
+                confining_process(
+                    process_environment(plan),
+                    named=plan.local_paths,
+                    readable=folders_of(engine.python),
+                    is_trusting=plan.trust_remote_code,
+                )
+            )
+            # The path of the file in `folder` would tell a model's code that a run has started it.
+            config = Path(confinement.environment["TMPDIR"], CONFIG_FILE)
+            with writing(STAGE):
+                config.write_bytes((folder / CONFIG_FILE).read_bytes())
+            own_command = process_command(engine, config)
+            process = stack.enter_context(
+                running_guarded(own_command, confinement.environment, folder / LOG, rules=confinement.rules)
+            )
             client = Client(
                 program=str(engine.vllm),
                 python=str(engine.python),
@@ -100,7 +109,7 @@ class ProcessLauncher:
         return shlex.join([*(["env", *environment] if environment else []), *command])
 
     def letter_box(self, client: Client) -> AbstractContextManager[str]:
-        return TemporaryDirectory(prefix="vllm-qualify-bench-")
+        return TemporaryDirectory()
 
     @contextmanager
     def run(self, client: Client, command: list[str], letter_box: str, log: Path, place: str) -> Iterator[Running]:

@@ -28,7 +28,7 @@ def fetch(task: TaskPlan, into: Path) -> DataReply:
     for path in (into, part):
         if path.exists():
             raise CallerError(f"{path} is there already", "remove it, or name another folder", "--to")
-    with TemporaryDirectory(prefix="vllm-qualify-data-") as name, TemporaryDirectory() as logs:
+    with TemporaryDirectory() as name, TemporaryDirectory() as logs:
         letter_box, log = Path(name), Path(logs) / "lm-eval.log"
         write_plain(letter_box / ORDER, Order(task=task.name, task_folder=task.folder).model_dump_json().encode())
         reply = _run_worker(task, letter_box, log)

@@ -514,6 +514,21 @@ def refuse_redirects(model: Any, url: str) -> None:
     model.amodel_call = call_here
 
 
+def send_agent(agent: str) -> None:
+    """Let all requests have this `User-Agent`, also those of tokenizers that ask the server. The hub's client has its own."""
+    from aiohttp import client_reqrep
+    from requests import utils
+
+    utils.default_user_agent = lambda *_: agent
+    # It is a name of another module there, which mypy does not take for its own.
+    client_reqrep.SERVER_SOFTWARE = agent  # type: ignore[attr-defined]
+
+
+def send_no_key(model: Any) -> None:
+    """Let the model's requests have no `Authorization`: lm-eval sends the word `none` where there is no key."""
+    model.header = {}
+
+
 def count_failed(model: Any, count: Callable[[int], None]) -> None:
     """Count the calls that do not return: lm-eval asks again after each, and keeps only the last reply.
 

@@ -79,7 +79,7 @@ def running_lm_eval(starting: Starting, model: str, task: TaskPlan, folder: Path
     """Run lm-eval during the block. It loads the task, for which the server need not answer yet. Its log is in `folder`."""
     with writing(STAGE):
         folder.mkdir(parents=True)
-    with TemporaryDirectory(prefix="vllm-qualify-lm-eval-") as name:
+    with TemporaryDirectory() as name:
         letter_box = Path(name)
         write_whole(letter_box / JOB, Job(task=task, url=starting.url, model=model))
         command = [sys.executable, "-m", WORKER, name]

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from vllm_qualify.answers import AGENT
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.evidence.accuracy import letters
 from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
@@ -59,6 +60,7 @@ class _Worker:
         self.replies: list[Reply] = []
         self.members: list[letters.Member] = []
         internals.keep_templates()
+        internals.send_agent(AGENT)
         # As lm-eval does before it loads a task: some tasks shuffle their choices while they load.
         random.seed(self.settings.seed)
         np.random.seed(self.settings.seed)
@@ -155,6 +157,7 @@ class _Worker:
 
         model = get_model("local-chat-completions" if self.settings.api == "chat" else "local-completions")(**self.model_args)
         internals.refuse_redirects(model, self.job.url)
+        internals.send_no_key(model)
         internals.keep_tokens(model)
         internals.count_failed(model, self._count_failed)
         # First of all: what follows sees the prompt as lm-eval hashes it.

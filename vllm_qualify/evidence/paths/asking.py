@@ -20,7 +20,7 @@ from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.server import Server
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.evidence.contract.measure import read_count
-from vllm_qualify.evidence.paths.replies import COMPLETIONS, Asked, Prompt
+from vllm_qualify.evidence.paths.replies import COMPLETIONS, Asked, Prompt, cover_salt
 from vllm_qualify.limits import call_within
 from vllm_qualify.recipe.values import CountOrZero, Flag, Frozen, NotNegative
 
@@ -109,7 +109,7 @@ class Asking:
         return Filler(prompt_tok=len(tokens), problem=problem, **times)
 
     def filler_body(self, tokens: Sequence[int], salt: str, most_tok: int) -> dict[str, JsonValue]:
-        own: dict[str, JsonValue] = {"prompt": list(tokens), "max_tokens": most_tok, "cache_salt": salt}
+        own: dict[str, JsonValue] = {"prompt": list(tokens), "max_tokens": most_tok, "cache_salt": cover_salt(salt)}
         return own | {"model": self.server.served_model_name, "temperature": 0, "ignore_eos": True}
 
     def _post(self, where: str, body: dict[str, JsonValue]) -> JsonValue:
