@@ -1,5 +1,6 @@
 """Whole qualifications on the real engine, run once and looked at by many tests."""
 
+import json
 import os
 import subprocess
 import sys
@@ -79,16 +80,23 @@ def share_answers(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def processes_of(folder: Path) -> list[str]:
-    """The command lines of the processes that name `folder`: servers and tools of its runs."""
-    lines = []
+    """The command lines of the guards that name `folder`, and of the servers and tools of its runs, which do not."""
+    lines, groups = [], _groups_of(folder)
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_of_run = str(folder / "runs") in line or os.getpgid(int(path.parent.name)) in groups
         except OSError:
             continue
-        if str(folder / "runs") in line and int(path.parent.name) != os.getpid():
+        if is_of_run and line and int(path.parent.name) != os.getpid():
             lines.append(line)
     return lines
+
+
+def _groups_of(folder: Path) -> set[int]:
+    """The process groups of the servers and tools of the runs, as their guards wrote them down."""
+    states = [json.loads(path.read_text()) for path in (folder / "runs").rglob("*.state")]
+    return {state["pid"] for state in states}
 
 
 def of(engine: EngineEnvironment) -> dict[str, str]:

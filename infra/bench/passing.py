@@ -163,18 +163,20 @@ def _serving(plan: CellPlan, folder: Path, *_: object) -> Iterator[Served]:
     )
 
 
-def _smoke(server: Server, settings: Smoke, folder: Path) -> None:
+def _smoke(server: Server, settings: Smoke, folder: Path, drawn: str) -> None:
     model = server.served_model_name
     usage = {"prompt_tokens": 5, "completion_tokens": settings.max_tokens, "total_tokens": 5 + settings.max_tokens}
     reply = {"model": model, "choices": [{"text": " It is 7.", "finish_reason": "length"}], "usage": usage}
     answered = [{"status": 200, "body": json.dumps(reply)}] * smoke.ASKS
     (folder / smoke.MODELS).write_text(json.dumps({"status": 200, "body": json.dumps({"data": [{"id": model}]})}))
-    (folder / smoke.REPLIES).write_text(json.dumps({"request": smoke.smoke_request(settings, model), "answers": answered}))
+    for name, prompt in ((smoke.REPLIES, settings.prompt), (smoke.DRAWN_REPLIES, smoke.drawn_prompt(drawn))):
+        request = smoke.smoke_request(settings, model, prompt)
+        (folder / name).write_text(json.dumps({"request": request, "answers": answered}))
 
 
 def _contract(*given: Any) -> None:
     """What vLLM answered."""
-    *_, folder = given
+    _, _, _, folder, _ = given
     shutil.copy(Path(__file__).parents[2] / "tests" / "evidence" / "captured" / "contract" / EXCHANGES, folder)
 
 

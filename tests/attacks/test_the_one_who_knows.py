@@ -4,6 +4,7 @@ The code of a model looks at what a served process sees, started by a run and by
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import pytest
 from tests.attacks.hostile_driver import plan_in
 from tests.builders.accuracy import asking, write_rows
 from tests.builders.benches import client_of, nothing, silent
+from tests.builders.plans import document_in, engine_in, plans_of
 from tests.builders.processes import until
 from tests.ci import IN_CI
 from tests.fakes.openai_server import Book
@@ -33,6 +35,7 @@ from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.process import running_guarded, wait_for
 from vllm_qualify.engine.server import ServerPlan, config_text
 from vllm_qualify.engine.server_start import launch
+from vllm_qualify.evidence.accuracy.samples import read_answers
 from vllm_qualify.evidence.load.client import command_of
 from vllm_qualify.evidence.paths.kinds import salts_of
 from vllm_qualify.evidence.paths.replies import Prompt
@@ -40,6 +43,7 @@ from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.loading import catalog_folder
+from vllm_qualify.recipe.sampling import Sampling
 
 SEEN = Path(__file__).with_name("seen.txt")
 NAMES_US = re.compile(r"qualif|lm.eval|\bvq-|prefect|\bGX_|great.expectations|guard\.py|\bbench|probe", re.IGNORECASE)
@@ -251,3 +255,47 @@ def test_the_salts_of_a_cache_do_not_say_which_path_they_are_of() -> None:
     sent = [Prompt(0, "one").request("reference", salt, 4)[1]["cache_salt"] for salt in salts]
     assert len(set(sent)) == len(set(salts)) == 4
     assert all(re.fullmatch("[0-9a-f]{32}", str(salt)) for salt in sent)
+
+
+# --- what is drawn for each run
+
+
+def test_each_run_has_an_order_of_its_own(tmp_path: Path) -> None:
+    document, stand_in = document_in(tmp_path), engine_in(tmp_path)
+    plans = [plan for _ in range(2) for plan in plans_of(document, stand_in)]
+    orders = [task.order for plan in plans for task in plan.accuracy]
+    assert all(re.fullmatch("[0-9a-f]{32}", order) for order in orders)
+    assert len(set(orders)) == len(orders) > 1
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> TaskPlan:
+    """Twelve questions that are equally long, so that lm-eval asks them in the order that it is given."""
+    data = tmp_path / "test.jsonl"
+    write_rows(data, [{"question": f"What is {number}?", "answer": f"#### {number}"} for number in range(10, 22)])
+    changed: dict[str, Any] = {"num_questions": 12, "num_fewshot": 0, "time_limit_s": 60.0}
+    settings = Accuracy(**changed, sampling=Sampling(temperature=1))
+    return TaskPlan(settings=settings, num_concurrent=2, questions=[data])
+
+
+def test_neither_order_nor_seeds_can_be_known_beforehand(task: TaskPlan, tmp_path: Path) -> None:
+    """A model's code that has the public questions, and the recipe. The answers are those of the same questions."""
+    answers = {f"What is {number}?": f"#### {number}" for number in range(10, 22)}
+    sent: dict[str, tuple[list[str], list[int]]] = {}
+    for order in ("", "a" * 32, "b" * 32):
+        book, folder = Book(answers), tmp_path / (order[:1] or "usual") / "gsm8k"
+        with asking(book, task.model_copy(update={"order": order}), folder) as run:
+            run.ask(run.steps[0])
+        # Whoever takes the answers over has an order of its own.
+        answered = read_answers(folder, task.model_copy(update={"order": "c" * 32}))
+        assert {answer.question for answer in answered.answers} == set(range(12))
+        assert {tuple(answer.scores.values()) for answer in answered.answers} == {(1.0, 1.0)}
+        assert json.loads((folder / "task.json").read_text())["order"] == order
+        sent[order] = ([str(prompt) for prompt in book.prompts], [request["seed"] for request in book.requests])
+    prompts, seeds = zip(*sent.values(), strict=True)
+    assert len({frozenset(each) for each in prompts}) == 1
+    # Two at once change places with their neighbours at most.
+    places = [[each.index(prompt) for prompt in sorted(each)] for each in prompts]
+    for one, other in itertools.combinations(places, 2):
+        assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 3
+    assert len({seed for each in seeds for seed in each}) == 36

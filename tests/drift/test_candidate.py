@@ -220,7 +220,7 @@ def asked_in_containers(stand_in: Candidate, monkeypatch: pytest.MonkeyPatch) ->
     def answered(*arguments: object) -> str:
         script = next(each for each in arguments if isinstance(each, Script))
         groups.append([server["config"] for server in json.loads(script.question)["servers"]])
-        return subprocess.check_output([python_of(stand_in), "-I", "probe.py", script.question], text=True)
+        return subprocess.check_output([python_of(stand_in), "-I", "script.py", script.question], text=True)
 
     monkeypatch.setattr(DockerLauncher, "ask", answered)
     return groups

@@ -230,6 +230,21 @@ def senders() -> None:
     assert not any("authorization" in headers for headers in book.headers)
 
 
+def orders() -> None:
+    """Requests are sent in the order that was drawn, and the replies are those of their questions."""
+    names = ["a", "bb", "ccc"]
+    book = Book({name: name.upper() for name in names})
+    with serving(book) as url:
+        model = _model(url)
+        model._concurrent = 1
+        internals.order_requests(model, lambda count: [2, 0, 1][:count])
+        prompts = [f"Question: {name}\nAnswer:" for name in names]
+        named = {"generate": True, "gen_kwargs": {"temperature": 0}}
+        replies = asyncio.run(model.get_batched_requests(prompts, [None] * 3, **named))
+    assert [prompt[10:-8] for prompt in book.prompts] == ["ccc", "a", "bb"], "lm-eval sends in another order than it is given"
+    assert replies == [["A"], ["BB"], ["CCC"]], "the replies are not in the order of the prompts"
+
+
 def redirects() -> None:
     """Neither way of asking follows one from the model's server, which the library does by itself."""
     refused: list[int] = []
@@ -374,7 +389,7 @@ def names_of_files() -> None:
 
 PARTS: list[Callable[[], None]] = [
     *(what_is_called, membership, templates, questions, prompts, prompts_of_likelihoods, records, scoring),
-    *(failed_calls, failed_calls_one_by_one, senders, redirects, seeds, replies, tools, pictures, tokens),
+    *(failed_calls, failed_calls_one_by_one, senders, orders, redirects, seeds, replies, tools, pictures, tokens),
     names_of_files,
 ]
 

@@ -112,6 +112,20 @@ def test_orders_are_drawn_by_the_seed_and_differ_by_repetition() -> None:
     assert set(one[0].questions) != set(range(100))
 
 
+@given(plans, st.booleans())
+def test_a_drawn_order_asks_the_same_questions(plan: tuple[Accuracy, int], sequential: bool) -> None:
+    asked, available = plan
+    usual, *drawn = (plan_steps(asked, available, 2, sequential=sequential, order=order) for order in ("", "a" * 32, "b" * 32))
+    for steps in drawn:
+        assert [(step.folder, len(step.questions)) for step in steps] == [(step.folder, len(step.questions)) for step in usual]
+        for repetition in (1, 2):
+            of_both = [[q for step in each if step.repetition == repetition for q in step.questions] for each in (steps, usual)]
+            assert sorted(of_both[0]) == sorted(of_both[1])
+    one, other = ([question for step in steps for question in step.questions] for steps in drawn)
+    assert one != other or asked.num_questions < 8
+    assert len({step.seeded_by for steps in (usual, *drawn) for step in steps if step.block == 1}) == 6
+
+
 def test_the_order_never_changes() -> None:
     """Runs of different releases of this project are compared block by block."""
     blocks = plan_steps(Accuracy(num_questions=5), 10, 2, sequential=False)

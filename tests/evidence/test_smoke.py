@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.builders.accuracy import change_document as change
-from vllm_qualify.evidence.smoke import parse_smoke, smoke_request
+from vllm_qualify.evidence.smoke import DRAWN_REPLIES, REPLIES, drawn_prompt, parse_smoke, smoke_request
 from vllm_qualify.recipe.accuracy import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
@@ -202,3 +202,58 @@ def test_another_number_of_replies_is_invalid(folder: Path, count: int) -> None:
 def test_a_reply_without_what_is_checked_is_invalid(folder: Path, how: Change, message: str) -> None:
     change_replies(folder, how)
     assert_invalid(folder, message)
+
+
+# --- a prompt that was drawn for the run
+
+
+@pytest.fixture
+def drawn(folder: Path) -> Path:
+    """The same files with replies to a second prompt, of which the first one's stand for any."""
+    shutil.copy(folder / REPLIES, folder / DRAWN_REPLIES)
+    return folder
+
+
+def change_drawn(folder: Path, how: Change, *which: int) -> list[str]:
+    """The checks that do not hold once the replies to the second prompt are changed."""
+
+    def change_answers(kept: Document) -> None:
+        for number in which:
+            change_body(kept["answers"][number], how)
+
+    change(folder / DRAWN_REPLIES, change_answers)
+    rows = parse_smoke(folder, SETTINGS, ["reference"], GOLDEN, has_drawn=True)
+    assert [row.sample_count for row in rows] == [4, 4, 4, 4, 2]
+    return [row.metric for row in rows if row.value == 0.0]
+
+
+def test_a_drawn_prompt_differs_by_what_was_drawn() -> None:
+    one, other = (drawn_prompt(drawn) for drawn in ("000a00140bb8" + "0" * 20, "f" * 32))
+    assert one == "Question: What is 10 + 20 + 3000?\nAnswer:"
+    assert other == "Question: What is 65535 + 65535 + 65535?\nAnswer:"
+
+
+@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_replies_to_a_drawn_prompt_are_held_to_all_but_the_golden_text(
+    drawn: Path, wrong: str, which: tuple[int, ...]
+) -> None:
+    how, checks = WRONG[wrong]
+    expected = [check for check in checks if check != "smoke_golden"]
+    expected = [check for check in expected if len(which) == 1 or check != "smoke_determinism"]
+    assert change_drawn(drawn, how, *which) == expected
+
+
+def test_a_model_may_say_nothing_to_a_drawn_prompt(drawn: Path) -> None:
+    def says_nothing(body: Document) -> None:
+        choice(text="", finish_reason="stop")(body)
+        usage(12, 1, 13)(body)
+
+    assert change_drawn(drawn, says_nothing, 0, 1) == []
+    assert change_drawn(drawn, choice(text=" 7"), 1) == ["smoke_determinism"]
+
+
+def test_without_the_replies_to_a_drawn_prompt_nothing_holds(folder: Path) -> None:
+    rows = parse_smoke(folder, SETTINGS, ["reference"], GOLDEN, has_drawn=True)
+    assert [row.value for row in rows] == [None] * 5
+    assert all(DRAWN_REPLIES in (row.invalid_because or "") for row in rows)

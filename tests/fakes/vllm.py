@@ -386,7 +386,7 @@ def make_engine(folder: Path) -> Path:
     vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "files_sha256": "0" * 64, "changed_files": []}
     # Its answer goes to its output: the file for it is left out.
-    redirect = f'case "$2" in *probe.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
+    redirect = f'case "$2" in *script.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
     where = f"case \"$3\" in *sys.base_prefix*) echo '{json.dumps(FOLDERS)}'; exit;; esac"
     python.write_text(f"#!/bin/sh\n{redirect}\n{where}\necho '{json.dumps(identity)}'\n")
     for command in (vllm, python):

@@ -41,7 +41,7 @@ def engine(folder: Path, before_an_answer: str = "") -> dict[str, str]:
     """A stand-in in the environment; what its Python does `before_an_answer` is of a shell."""
     made = make_engine(folder / "engine")
     python = made / "bin" / "python"
-    python.write_text(python.read_text().replace("*probe.py) ", f"*probe.py) {before_an_answer}"))
+    python.write_text(python.read_text().replace("*script.py) ", f"*script.py) {before_an_answer}"))
     return {"VLLM_QUALIFY_ENGINE": str(made)}
 
 

@@ -1,4 +1,7 @@
-"""Smoke: a fixed prompt, sent twice. Checked are identity, finish reason, usage counts, determinism and the golden text."""
+"""Smoke: a fixed prompt, sent twice. Checked are identity, finish reason, usage counts, determinism and the golden text.
+
+A second prompt, which is drawn for the run, is held to the same but the golden text: nobody can know its reply beforehand.
+"""
 
 import json
 from pathlib import Path
@@ -13,21 +16,33 @@ from vllm_qualify.recipe.accuracy import Smoke
 from vllm_qualify.recipe.metrics import SMOKE_METRICS
 
 ASKS = 2
-MODELS, REPLIES = "models.json", "replies.json"
+MODELS, REPLIES, DRAWN_REPLIES = "models.json", "replies.json", "drawn-replies.json"
 
 
-def smoke_request(settings: Smoke, model: str) -> dict[str, Any]:
-    return {"model": model, "prompt": settings.prompt, "max_tokens": settings.max_tokens, "temperature": 0, "seed": 0}
+def drawn_prompt(drawn: str) -> str:
+    """A prompt that was drawn for the run: a sum."""
+    numbers = [int(drawn[at : at + 4], 16) for at in (0, 4, 8)]
+    return f"Question: What is {' + '.join(map(str, numbers))}?\nAnswer:"
 
 
-def measure_smoke(server: Server, settings: Smoke, folder: Path) -> None:
-    """Write what the server answered to `models.json` and `replies.json`. Raises ReleaseError if the server has ended."""
-    request = smoke_request(settings, server.served_model_name)
+def smoke_request(settings: Smoke, model: str, prompt: str = "") -> dict[str, Any]:
+    return {"model": model, "prompt": prompt or settings.prompt, "max_tokens": settings.max_tokens, "temperature": 0, "seed": 0}
+
+
+def measure_smoke(server: Server, settings: Smoke, folder: Path, drawn: str = "") -> None:
+    """Write what the server answered to files. Without what is `drawn` for the run there is no second prompt.
+
+    Raises ReleaseError if the server has ended.
+    """
     models = send_request("GET", f"{server.url}/v1/models", settings.time_limit_s)
-    replies = [send_request("POST", f"{server.url}/v1/completions", settings.time_limit_s, json=request) for _ in range(ASKS)]
-    server.check_alive()
     (folder / MODELS).write_text(json.dumps(models, indent=2))
-    (folder / REPLIES).write_text(json.dumps({"request": request, "answers": replies}, indent=2))
+    prompts = {REPLIES: settings.prompt} | ({DRAWN_REPLIES: drawn_prompt(drawn)} if drawn else {})
+    for name, prompt in prompts.items():
+        request = smoke_request(settings, server.served_model_name, prompt)
+        where, limit_s = f"{server.url}/v1/completions", settings.time_limit_s
+        replies = [send_request("POST", where, limit_s, json=request) for _ in range(ASKS)]
+        (folder / name).write_text(json.dumps({"request": request, "answers": replies}, indent=2))
+    server.check_alive()
 
 
 def send_request(method: str, url: str, limit_s: float, **body: Any) -> dict[str, Any]:
@@ -39,20 +54,39 @@ def send_request(method: str, url: str, limit_s: float, **body: Any) -> dict[str
     return {"status": answer.status_code, "body": answer.text}
 
 
-def parse_smoke(folder: Path, settings: Smoke, names: list[str], golden: str | None) -> list[Measurement]:
+def parse_smoke(
+    folder: Path, settings: Smoke, names: list[str], golden: str | None, *, has_drawn: bool = False
+) -> list[Measurement]:
     """The smoke measurements, 1.0 or 0.0 each, from what `measure_smoke` wrote; all invalid if a reply is missing or not JSON.
 
-    `names` are the model's, the one that was asked for first.
+    `names` are the model's, the one that was asked for first. With `has_drawn` there are the replies to a second prompt.
     """
     source = f"{folder.name}/{REPLIES}"
     wanted = [name for name in SMOKE_METRICS if golden is not None or name != "smoke_golden"]
     try:
         models = _read_body(json.loads((folder / MODELS).read_text()))
-        replies = [_read_body(answer) for answer in json.loads((folder / REPLIES).read_text())["answers"]]
-        holds = _check_replies(models, replies, settings, names, golden)
+        replies = _read_replies(folder / REPLIES)
+        if not all(_read_text(reply).strip() for reply in replies):
+            raise ValueError("a reply is empty")
+        drawn = _read_replies(folder / DRAWN_REPLIES) if has_drawn else []
+        holds = _check_replies(models, replies, drawn, settings, names, golden)
     except UNUSABLE as error:
         return [invalid(name, f"no usable reply: {in_words(error)}", source) for name in wanted]
-    return [valid(name, float(holds[name]), source, sample_count=len(replies)) for name in wanted]
+    counts = {name: len(replies) + (0 if name == "smoke_golden" else len(drawn)) for name in wanted}
+    return [valid(name, float(holds[name]), source, sample_count=counts[name]) for name in wanted]
+
+
+def _read_replies(path: Path) -> list[dict[str, Any]]:
+    replies = [_read_body(answer) for answer in json.loads(path.read_text())["answers"]]
+    if len(replies) != ASKS:
+        raise ValueError(f"{len(replies)} replies where {ASKS} were asked for")
+    return replies
+
+
+def _read_text(reply: dict[str, Any]) -> str:
+    """The text of a reply, or none if it is null."""
+    text = reply["choices"][0]["text"]
+    return text if isinstance(text, str) else ""
 
 
 def _read_body(answer: dict[str, Any]) -> dict[str, Any]:
@@ -65,18 +99,20 @@ def _read_body(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_replies(
-    models: dict[str, Any], replies: list[dict[str, Any]], settings: Smoke, names: list[str], golden: str | None
+    models: dict[str, Any],
+    replies: list[dict[str, Any]],
+    drawn: list[dict[str, Any]],
+    settings: Smoke,
+    names: list[str],
+    golden: str | None,
 ) -> dict[str, bool]:
-    texts = [reply["choices"][0]["text"] for reply in replies]
-    if len(texts) != ASKS:
-        raise ValueError(f"{len(texts)} replies where {ASKS} were asked for")
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError("a reply is empty")
+    texts, drawn_texts, both = [_read_text(reply) for reply in replies], [_read_text(reply) for reply in drawn], replies + drawn
     return {
-        "smoke_model_identity": [m["id"] for m in models["data"]] == names and all(r["model"] == names[0] for r in replies),
-        "smoke_finish_reason": all(_finish_reason_fits(reply, settings) for reply in replies),
-        "smoke_usage": all(_usage_fits(reply["usage"], settings) for reply in replies),
-        "smoke_determinism": len(set(texts)) == 1,
+        "smoke_model_identity": [m["id"] for m in models["data"]] == names and all(r["model"] == names[0] for r in both),
+        "smoke_finish_reason": all(_finish_reason_fits(reply, settings) for reply in both),
+        "smoke_usage": all(_usage_fits(reply["usage"], settings) for reply in both),
+        # The text of a drawn prompt may be empty: a model need not know what to say.
+        "smoke_determinism": len(set(texts)) == 1 and len(set(drawn_texts)) <= 1,
         "smoke_golden": all(text == golden for text in texts),
     }
 

@@ -19,7 +19,7 @@ from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.recipe.roles import EFFORT, FOUND, NOTE, PLACE, WORK, Settings
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.recipe.searches import ProfileStages, Soak
-from vllm_qualify.recipe.values import Count, Frozen, Name, NotNegative, Positive
+from vllm_qualify.recipe.values import Count, Drawn, Frozen, Name, NotNegative, Positive
 
 
 class Release(Frozen):
@@ -67,6 +67,8 @@ class TaskPlan(Settings):
     """the digest of that folder's content"""
     recommended: Annotated[Sampling | None, WORK] = None
     """the numbers behind `sampling: model`"""
+    order: Annotated[Drawn, FOUND] = ""
+    """drawn for the run, when model and engine were known: the order of the questions, and the seeds of samples, follow it"""
 
     @property
     def name(self) -> str:
@@ -187,6 +189,8 @@ class CellPlan(Settings, ProfileStages):
     smoke: Annotated[Smoke, WORK]
     smoke_golden: Annotated[str | None, WORK]
     """the exact reply to the smoke prompt, if the variant has one"""
+    drawn: Annotated[Drawn, FOUND] = ""
+    """drawn for the run, when model and engine were known: the second smoke prompt, and the contract's, follow it"""
     contract: Annotated[Contract | None, WORK] = None
     """the checks of the API's contract; null if the recipe asks for none of them"""
     accuracy: Annotated[list[TaskPlan], WORK]

@@ -106,7 +106,8 @@ def _plan_cell(
     gates = judging["gates"]
     gpus = _choose_gpus(gpu_count(server.arguments, server.kind), profile_name, machine)
     server = with_parts(server.model_copy(update={"gpus": gpus}), model)
-    accuracy = [workload.task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
+    planned = [workload.task_plan(loaded, settings, server, gates) for settings in recipe.accuracy]
+    accuracy = [task.model_copy(update={"order": _draw()}) for task in planned]
     place = f"gpu_types.{selection.gpu_type}.profiles.{profile_name}.load"
     undrafted, in_turn = undrafted_of(server, profile.load, machine)
     return CellPlan(
@@ -121,6 +122,7 @@ def _plan_cell(
         fingerprint=machine,
         server=server,
         smoke=recipe.smoke,
+        drawn=_draw(),
         accuracy=accuracy,
         likelihood=workload.likelihood_plan(loaded, recipe.likelihood, server, gates),
         load=workload.load_plan(loaded, profile_name, profile, gates, server, place),
@@ -144,6 +146,11 @@ def _plan_cell(
         client=client,
         **judging,
     )
+
+
+def _draw() -> str:
+    """What is drawn for one run, so that no model can know beforehand what it will be asked."""
+    return secrets.token_hex(16)
 
 
 def unconfined_code(plan: CellPlan) -> str:

@@ -86,13 +86,14 @@ def _compare_measuring(plan: CellPlan, recipe: Recipe, serving: Serving, profile
 def _is_asked_as_planned(plan: CellPlan, task: TaskPlan) -> bool:
     """Whether a task is asked as its settings and the gates say: as often or more, as many at one time, from its own files.
 
-    A run that becomes a baseline asks everything.
+    Its order was drawn. A run that becomes a baseline asks everything.
     """
     settings, files = task.settings, (task.questions is not None, task.folder is not None)
     return (
         task.sequential == (settings.sequential and not plan.establishes)
         and task.repetitions >= repetitions_of(settings, plan.gates)
         and task.num_concurrent == num_concurrent(settings, plan.server)
+        and bool(task.order)
         and files == (settings.questions is not None, settings.task_folder is not None)
     )
 
@@ -101,6 +102,8 @@ def _compare_checks(plan: CellPlan) -> Iterator[str]:
     """Which of the checks that hold for every load are left out, and whether the load is compared with what it should be."""
     if not plan.watched or plan.warms_alike != (plan.beside is not None):
         yield "checks during the load"
+    if not plan.drawn:
+        yield "prompts that are drawn"
     if (plan.undrafted, plan.undrafted_in_turn) != undrafted_of(plan.server, plan.load, plan.fingerprint):
         yield "server without drafts"
 

@@ -97,7 +97,7 @@ class Accuracy(Settings):
         None, description="the text that ends a model's thinking, like `</think>`, where the server does not split it off"
     )
     seed: Annotated[CountOrZero, WORK] = Field(
-        1234, description="of lm-eval, and of the order of the questions; where answers are sampled, of these too"
+        1234, description="of lm-eval, and of which questions are asked; where answers are sampled, of these too"
     )
     samples_per_question: Annotated[Count, EFFORT] = Field(
         1,

@@ -18,6 +18,8 @@ from vllm_qualify.engine.process import Leftover, Running, running_guarded, text
 from vllm_qualify.engine.server import CONFIG_FILE, HOST, LOG, OFFLINE, STAGE, Client, Engine, Labels, ServerPlan, Starting
 from vllm_qualify.errors import CallerError, writing
 
+SCRIPT_FILE = "script.py"
+
 
 class ProcessLauncher:
     """Runs processes without Docker, confined by Landlock, and in namespaces of their own where this machine gives them.
@@ -59,8 +61,10 @@ class ProcessLauncher:
                     is_trusting=any(server.trust_remote_code for server in script.servers),
                 )
             )
-            # As text: code of a model runs in it, and the path of its file names this project.
-            command = [str(python), "-I", "-c", script.file.read_text(), script.question, str(box / answered)]
+            # A copy: code of a model runs in it, and the path of the file itself names this project.
+            copied = box / SCRIPT_FILE
+            copied.write_bytes(script.file.read_bytes())
+            command = [str(python), "-I", str(copied), script.question, str(box / answered)]
             log = folder / "probe.log"
             process = stack.enter_context(running_guarded(command, confinement.environment, log, rules=confinement.rules))
             wait_for(process, script.time_limit_s, check, script.what)

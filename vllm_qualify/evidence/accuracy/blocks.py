@@ -1,4 +1,4 @@
-"""Blocks: the steps in which a task's questions are asked, the same in every run with the same settings."""
+"""Blocks: the steps in which a task's questions are asked: the same questions in every run, in an order drawn for each."""
 
 import hashlib
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ class QuestionBlock(NamedTuple):
     block: int
     questions: list[int]
     start: int = 1
+    order: str = ""
 
     @property
     def folder(self) -> str:
@@ -29,27 +30,38 @@ class QuestionBlock(NamedTuple):
 
     @property
     def seeded_by(self) -> str:
-        """What the seeds of sampled answers differ by: with the same seed a server gives the same answer again."""
-        return f"{self.start} {self.repetition}"
+        """What the seeds of sampled answers differ by: with the same seed a server gives the same answer again.
+
+        What is drawn for the run is part of it, so that no code of a model can know the seeds beforehand.
+        """
+        return f"{self.start} {self.repetition} {self.order}".rstrip()
+
+    @property
+    def drawn(self) -> str:
+        """What the order of the block's requests follows; empty where no order was drawn."""
+        return f"{self.order} {self.start} {self.folder}" if self.order else ""
 
 
-def plan_steps(settings: Accuracy, available: int, repetitions: int, *, sequential: bool) -> list[QuestionBlock]:
-    """All steps of a task with `available` questions. They are the same in every run with the same settings.
+def plan_steps(
+    settings: Accuracy, available: int, repetitions: int, *, sequential: bool, order: str = ""
+) -> list[QuestionBlock]:
+    """All steps of a task with `available` questions. With the same settings, every run asks the same questions.
 
-    Each repetition asks the same questions in another order, and with `sequential` in blocks.
+    Each repetition asks them in another order, and with `sequential` in blocks. The order follows what was drawn for the run,
+    or the settings' seed where nothing was drawn.
     """
     asked = _shuffle_by_hash(list(range(available)), settings.seed, "asked")[: settings.num_questions]
     blocks = max(1, min(BLOCKS, len(asked) // LEAST_BLOCK)) if sequential else 1
     bounds = [len(asked) * block // blocks for block in range(blocks + 1)]
     steps: list[QuestionBlock] = []
     for repetition in range(1, repetitions + 1):
-        order = _shuffle_by_hash(asked, settings.seed, repetition)
+        shuffled = _shuffle_by_hash(asked, order or settings.seed, repetition)
         parts = enumerate(pairwise(bounds), start=1)
-        steps += [QuestionBlock(repetition, block, order[begin:end]) for block, (begin, end) in parts]
+        steps += [QuestionBlock(repetition, block, shuffled[begin:end], order=order) for block, (begin, end) in parts]
     return steps
 
 
-def _shuffle_by_hash(questions: list[int], seed: int, what: object) -> list[int]:
+def _shuffle_by_hash(questions: list[int], seed: int | str, what: object) -> list[int]:
     """The questions in the order of a hash, which is the same with every version of Python and of libraries."""
     return sorted(questions, key=lambda question: hashlib.sha256(f"{seed} {what} {question}".encode()).digest())
 
@@ -60,8 +72,8 @@ def read_planned(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionB
     least = task.settings.num_questions
     if not least <= reply.available <= MOST_QUESTIONS:
         raise ValueError(f"the task has {reply.available} questions, where {least} to {MOST_QUESTIONS} were expected")
-    without_starts = plan_steps(task.settings, reply.available, task.repetitions, sequential=task.sequential)
-    return [step._replace(start=start) for step in without_starts]
+    steps = plan_steps(task.settings, reply.available, task.repetitions, sequential=task.sequential, order=reply.order)
+    return [step._replace(start=start) for step in steps]
 
 
 def read_finished(folder: Path, task: TaskPlan, start: int = 1) -> list[QuestionBlock]:

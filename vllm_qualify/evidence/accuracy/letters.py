@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from vllm_qualify.engine.letter_box import write_plain
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, TaskName
+from vllm_qualify.recipe.values import Count, CountOrZero, Drawn, Frozen, TaskName
 
 TASK, JOB, ORDER, TRIED = "task.json", "job.json", "order", "tried.json"
 # How often lm-eval asks at most for a reply whose request failed: its own default, here written down.
@@ -49,10 +49,14 @@ class Job(Frozen):
 
 
 class Order(Frozen):
-    """A block of questions, by their place in the task's data, and what the seeds of its sampled answers differ by."""
+    """A block of questions, by their place in the task's data, and what the seeds of its sampled answers differ by.
+
+    `drawn` is what the order follows in which its requests are sent; where it is empty, lm-eval sends the longest first.
+    """
 
     questions: list[int]
     seeded_by: str = ""
+    drawn: str = ""
 
 
 class Tried(Frozen):
@@ -75,10 +79,12 @@ class Member(Frozen):
 class TaskReply(Frozen):
     """The worker's first answer: how many questions the task has, or `problem` and `remedy` if it refuses the task.
 
-    A group has members. Their questions are one list, in the order of the members.
+    A group has members. Their questions are one list, in the order of the members. `order` is the plan's, which whoever asks
+    adds: another run that takes the answers over has an order of its own.
     """
 
     available: int = 0
+    order: Drawn = ""
     members: tuple[Member, ...] = ()
     problem: str = ""
     remedy: str = ""

@@ -444,6 +444,22 @@ def change_requests(model: Any, change: Callable[[Any], tuple[Any, dict[str, Any
     model._create_payload = make_changed
 
 
+def order_requests(model: Any, order: Callable[[int], list[int]]) -> None:
+    """Let `order` say in which order so many requests are sent: lm-eval sends the longest first, in every run alike.
+
+    One that asks for one request at a time keeps lm-eval's order.
+    """
+    ask = model.get_batched_requests
+
+    async def ask_in_order(requests: list[Any], cache_keys: list[Any], **named: Any) -> list[Any]:
+        places = order(len(requests))
+        replies = await ask([requests[place] for place in places], [cache_keys[place] for place in places], **named)
+        by_place = dict(zip(places, replies, strict=True))
+        return [by_place[place] for place in range(len(requests))]
+
+    model.get_batched_requests = ask_in_order
+
+
 def says_tools(metadata: object) -> bool:
     """Whether a task's `metadata`, as its file or lm-eval's results have it, says that it calls tools."""
     return isinstance(metadata, dict) and metadata.get("calls_tools") is True

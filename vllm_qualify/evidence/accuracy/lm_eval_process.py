@@ -110,7 +110,7 @@ class Asking:
         folder.mkdir()
         (folder / BEFORE).write_text(self.server.metrics_page())
         log_from = self.lm_eval.process.log.stat().st_size
-        write_whole(letter_box / f"{name}.{ORDER}", Order(questions=step.questions, seeded_by=step.seeded_by))
+        write_whole(letter_box / f"{name}.{ORDER}", Order(questions=step.questions, seeded_by=step.seeded_by, drawn=step.drawn))
         self.await_file(f"{name}.done", log_from)
         with writing(STAGE):
             copy_matching(letter_box / name, folder, WRITTEN)
@@ -146,7 +146,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     folder.mkdir(parents=True)
     asking, task = Asking(server, lm_eval, folder, progress), lm_eval.task
     asking.await_file(TASK, 0)
-    reply = lm_eval.task_reply()
+    reply = lm_eval.task_reply().model_copy(update={"order": task.order})
     write_whole(folder / TASK, reply)
     wanted, available, place = task.settings.num_questions, reply.available, f"{STAGE}.{task.name}"
     if wanted > available:

@@ -56,7 +56,7 @@ class _Worker:
         from lm_eval.utils import setup_logging
 
         setup_logging("INFO")
-        self.job, self.settings, self.failed, self.seeded_by = job, job.task.settings, 0, ""
+        self.job, self.settings, self.failed, self.seeded_by, self.drawn = job, job.task.settings, 0, "", ""
         self.replies: list[Reply] = []
         self.members: list[letters.Member] = []
         internals.keep_templates()
@@ -98,7 +98,7 @@ class _Worker:
 
         folder.mkdir()
         tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-        self.failed, self.seeded_by, self.replies = 0, order.seeded_by, []
+        self.failed, self.seeded_by, self.drawn, self.replies = 0, order.seeded_by, order.drawn, []
         # In ascending order: lm-eval takes the n-th of them for the task's n-th.
         of_members = {part.task: part.questions for part in parts_of(self.members, order.questions)}
         asked = of_members or {self.job.task.name: sorted(order.questions)}
@@ -167,6 +167,7 @@ class _Worker:
             internals.change_requests(model, lambda messages: (pictures.put_into(messages), {}))
         if self.task.generates:
             internals.read_replies(model, self._read_reply)
+            internals.order_requests(model, self._draw_order)
         if self.job.task.sampling is not None:
             internals.change_requests(model, self._add_seed)
         return model
@@ -178,6 +179,15 @@ class _Worker:
             reply = reply.model_copy(update={"is_empty": not (answer or "").strip()})
         self.replies.append(reply)
         return answer
+
+    def _draw_order(self, count: int) -> list[int]:
+        """The order of a block's requests: of a block without a drawn one, lm-eval's own."""
+        places = range(count)
+        return (
+            sorted(places, key=lambda place: hashlib.sha256(f"{self.drawn} {place}".encode()).digest())
+            if self.drawn
+            else list(places)
+        )
 
     def _add_seed(self, messages: Any) -> tuple[Any, dict[str, int]]:
         """Give a question's answer a seed of its own, and another one each time that it is asked.

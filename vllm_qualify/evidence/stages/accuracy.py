@@ -35,7 +35,9 @@ class AccuracyStage(Stage, name="accuracy", is_timed=False, counts="questions"):
         return [tasks_as_inputs(plan), metadata.version("lm-eval"), *comparing_inputs(plan)]
 
     def shareable(self, plan: CellPlan) -> Any:
-        return plan.accuracy, plan.baseline, plan.anchor, plan.starts, _score_gates(plan), levels_for(plan)
+        # The answers have the order in which they were asked.
+        tasks = [task.model_copy(update={"order": ""}) for task in plan.accuracy]
+        return tasks, plan.baseline, plan.anchor, plan.starts, _score_gates(plan), levels_for(plan)
 
     def tools(self, _plan: CellPlan) -> dict[str, str]:
         return lm_eval_process.lm_eval_tools()
