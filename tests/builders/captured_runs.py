@@ -42,10 +42,10 @@ def captured_plan(folder: Path) -> CellPlan:
     loaded = LoadedRecipe(recipe=Recipe.model_validate(document), folder=folder)
     engine = EngineEnvironment(python=make_engine(folder / "engine") / "bin" / "python")
     (plan,) = plan_cells(loaded, Choice(), Engines(engine=engine), CPU)
-    # the captured questions were asked more than once, and compared with nothing
-    asked = [task.model_copy(update={"repetitions": 2}) for task in plan.accuracy]
-    # … and nothing was watched meanwhile
-    return plan.model_copy(update={"accuracy": asked, "watched": False})
+    # the captured questions were asked more than once, in an order that was not drawn, and compared with nothing
+    asked = [task.model_copy(update={"repetitions": 2, "order": ""}) for task in plan.accuracy]
+    # … nothing was watched meanwhile, and no prompt was drawn
+    return plan.model_copy(update={"accuracy": asked, "watched": False, "drawn": ""})
 
 
 def captured_stage(run: Run, stage: StageName, written: Mapping[str, str] = SERVED) -> StageEvidence:
