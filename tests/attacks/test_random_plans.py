@@ -32,6 +32,7 @@ KNOWN_TO_THE_HOST = {
     "cell.release.engine.version": "the digest says what the engine is; the version chooses among the recipe's options",
     "cell.release.engine.python": "as above",
     "cell.release.engine.packages": "as above",
+    "cell.release.engine.changed_files": "as above",
     "server.engine.python": "a place on the host",
     "server.model": "a place on the host; the release has the digest of its content",
     "accuracy.0.questions": "places on the host; their digests are compared",

@@ -155,7 +155,7 @@ def test_one_process_runs_one_order_after_another(bench: Bench, folder: Path) ->
     assert [(name in first, name in second) for name in ("the first", "the second")] == [(True, False), (False, True)]
     assert all(log.count(MARK) == 1 for log in (first, second))
     results = [json.loads((folder / f"bench-{number}.json").read_text()) for number in (1, 2)]
-    assert [result["pid"] for result in results] == [leader(bench)] * 2
+    assert results[0]["pid"] == results[1]["pid"]
     # Docker Engine is not done with a file when it appears: it must not be gone then.
     assert len(list(Path(bench.letter_box).glob("*.order"))) == 2
     assert bench.process.log.read_text().count("worker: ready") == 1, "it imports once for all orders"

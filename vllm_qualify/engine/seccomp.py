@@ -60,7 +60,7 @@ def can_filter() -> bool:
 
 
 def filter_calls() -> None:
-    """Refuse the calls to this process and all that it starts. It has set `no_new_privs`. Raises OSError."""
+    """Refuse the calls to this process and all that it starts. It has given up new privileges. Raises OSError."""
     numbers = ARCHITECTURES[os.uname().machine]
     program = ctypes.create_string_buffer(filter_program(numbers))
     described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(program))
