@@ -37,3 +37,21 @@ def test_a_policy_of_more_days_than_there_were_is_refused(home: Path) -> None:
     done = run_command(home, COMMAND, "prune", "--keep", "1", "--older-than-days", "9" * 30)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+# --- a file that never ends
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("verify a/b/c/d --public-key /dev/zero", "longer than a key"),
+        ("recipe import /dev/zero --exact-match-minimum 0.5 --exact-match-filter strict-match", "longer than 16,000,000 bytes"),
+    ],
+)
+def test_a_file_that_never_ends_is_refused(home: Path, arguments: str, message: str) -> None:
+    """It filled this machine's memory."""
+    done = run_command(home, "sh", "-c", f"ulimit -v 6000000; exec {COMMAND} {arguments}")
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -40,6 +40,8 @@ PASSWORD = f"{PRIVATE_KEY}_PASSWORD"
 IN_TOTO: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
 # The most that OpenSSL reads.
 MOST_PASSWORD_BYTES = 1023
+# A PEM of the longest RSA key has some 13,000 bytes. A device's file never ends.
+MOST_KEY_BYTES = 64 * 1024
 _SET_PASSWORD = f"set {PASSWORD} to its password, or {PASSWORD}_FILE to a file that holds it"
 _MAKE_ONE = "make a key pair with `vllm-qualify key new PATH`"
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
@@ -208,7 +210,10 @@ def _read_key_file(path: Path, *, is_secret: bool, what: str = "key") -> bytes:
             if is_secret and os.fstat(file.fileno()).st_mode & (stat.S_IROTH | stat.S_IWOTH):
                 problem = f"every user of this machine may use the {'private key' if what == 'key' else what}"
                 raise CallerError(problem, f"chmod 600 {path}", str(path))
-            return file.read()
+            body = file.read(MOST_KEY_BYTES + 1)
+        if len(body) > MOST_KEY_BYTES:
+            raise CallerError(f"the file is longer than a {what}", f"give the file of a {what}", str(path))
+        return body
     except OSError as error:
         raise CallerError(f"the {what} cannot be read: {error.strerror}", f"give the file of a {what}", str(path)) from error
 

@@ -88,6 +88,8 @@ class Node:
         return {name: part.word() for name, part in self.items()}
 
 
+# Four bytes for each character that a YAML file may have. A device's file never ends.
+MOST_BYTES = 16_000_000
 # No caller changes a document, and every variant of every model has the same taxonomy and strategies.
 _load_cached_yaml = lru_cache(maxsize=32)(load_yaml)
 
@@ -102,7 +104,11 @@ def read_yaml(path: Path) -> Node:
 
 def _read_document(path: Path, parse: Callable[[str], Any], form: str) -> Node:
     try:
-        return Node(parse(path.read_text(encoding="utf-8")), path)
+        with path.open("rb") as file:
+            body = file.read(MOST_BYTES + 1)
+        if len(body) > MOST_BYTES:
+            raise CallerError(f"longer than {MOST_BYTES:,} bytes", "give one recipe", str(path))
+        return Node(parse(body.decode("utf-8")), path)
     except OSError as error:
         raise CallerError(f"cannot be read: {error.strerror}", "check the path and its permissions", str(path)) from error
     # For invalid documents, ruamel also raises some internal errors of its code.
