@@ -103,7 +103,7 @@ def write_bench_recipe(cells: int, path: Path) -> Path:
 
 def write_engine(folder: Path) -> Path:
     """An engine environment that lists its packages and can do nothing else."""
-    identity = {"python": "3.11", "packages": {"vllm": VERSION}, "record_sha256": "0" * 64}
+    identity = {"python": "3.11", "packages": {"vllm": VERSION}, "files_sha256": "0" * 64, "changed_files": []}
     (folder / "bin").mkdir(parents=True)
     for name, does in (("python", f"echo '{json.dumps(identity)}'"), ("vllm", "exit 1")):
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
