@@ -5,7 +5,7 @@
 #   infra/radosgw.sh start DIR    install, start on free ports of 127.0.0.1, print the path of DIR/env
 #   infra/radosgw.sh stop DIR     stop every daemon of DIR; what was stored is gone
 #
-# DIR/env sets AWS_ENDPOINT_URL and the credentials of a user who may do everything; DIR/env.denied those of one who owns
+# DIR/env sets AWS_ENDPOINT_URL and the credentials of a user who may do everything; DIR/env.denied and DIR/env.watching those of two who own
 # nothing and may create no bucket. A start in a DIR that already serves prints the path again. No wait is longer than
 # RADOSGW_LIMIT_S seconds (120). A list has RADOSGW_PAGE keys a page (100; of S3 itself it is 1,000).
 set -euo pipefail
@@ -101,6 +101,7 @@ start() {
   start_gateway "$s3_port"
   create_user tester "$s3_port" > "$CEPH/env"
   create_user denied "$s3_port" --max-buckets=-1 > "$DIR/env.denied"
+  create_user watching "$s3_port" --max-buckets=-1 > "$DIR/env.watching"
   mv "$CEPH/env" "$DIR/env"
   trap - EXIT
   echo "$DIR/env"
@@ -248,7 +249,7 @@ serves_s3() {
 # Killed at once: on a request to stop, a daemon first writes its memory to disk, which is not needed.
 stop() {
   local name until
-  rm -f "$DIR/env" "$DIR/env.denied"
+  rm -f "$DIR/env" "$DIR/env.denied" "$DIR/env.watching"
   for name in "${DAEMONS[@]}"; do
     if is_alive "$name"; then kill -KILL "$(cat "$CEPH/$name.pid")" 2> /dev/null || true; fi
     until=$((SECONDS + 10))

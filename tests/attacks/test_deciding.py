@@ -16,7 +16,7 @@ from tests.approver.running import Approver, approver_running
 from tests.builders.changed import changed
 from tests.builders.told_by_hosts import change_of, desk
 from tests.html import Reader
-from tests.publish.policies import let_publish
+from tests.publish.policies import let_work
 from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.layout import JSON, cell_index_key, pointer_key
@@ -328,7 +328,7 @@ def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
 @pytest.fixture(scope="module")
 def approver(radosgw_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Approver]:
     make_bucket(radosgw_settings, BUCKET)
-    let_publish(radosgw_settings, BUCKET, "denied")
+    let_work(radosgw_settings, BUCKET, denied="publisher")
     with approver_running(f"s3://{BUCKET}", tmp_path_factory.mktemp("approver"), radosgw_settings) as running:
         yield running
 

@@ -17,7 +17,7 @@ from tests.docker_engine import Engine, push_rebuilt
 from tests.fleet import PrefectServer, Worker
 from tests.fleet.runs import Runs
 from tests.publish.conftest import use
-from tests.publish.policies import let_publish
+from tests.publish.policies import let_work
 from tests.qualified import share_answers
 from tests.recipes import small, write
 from tests.releases.service import Answer, Asked, serving
@@ -96,20 +96,20 @@ def fleet(
 ) -> Iterator[Fleet]:
     """Made ready by the deployments' own command; its schedules are off, since the test says when.
 
-    The workers have the rights of infra/terraform's policy publisher, and no key. The approver has both.
+    The workers have the rights of infra/terraform's policies watcher and publisher, and no key. The approver has all.
     """
     setup = os.environ | {"PREFECT_API_URL": fleet_server.url, "PREFECT_HOME": str(tmp_path / "setup")}
     for command in (["-c", MAKE_BLOCK, inbox.url], ["-m", "deployments.setup", "--notify", "custom-webhook/team"]):
         done = subprocess.run([sys.executable, *command], cwd=ROOT, env=setup, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     make_bucket(radosgw_settings, BUCKET)
-    publisher = settings_in(radosgw_directory / "env.denied")
-    let_publish(radosgw_settings, BUCKET, "denied")
+    publisher, watcher = (settings_in(radosgw_directory / f"env.{user}") for user in ("denied", "watching"))
+    let_work(radosgw_settings, BUCKET, denied="publisher", watching="watcher")
     # As workers of one user do, they share a folder of Prefect.
     prefect = {"PREFECT_HOME": str(tmp_path / "workers")}
-    common = {**publisher, **docker_engine.settings, **prefect, "VLLM_QUALIFY_STORE": STORE}
-    control_host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
-    host = common | {"VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
+    common = {**docker_engine.settings, **prefect, "VLLM_QUALIFY_STORE": STORE}
+    control_host = {**common, **watcher, "VLLM_QUALIFY_HOME": str(tmp_path / "control-home")}
+    host = {**common, **publisher, "VLLM_QUALIFY_HOME": str(tmp_path / "host-home"), "VLLM_QUALIFY_LOCKS": str(tmp_path)}
     for home in (control_host["VLLM_QUALIFY_HOME"], host["VLLM_QUALIFY_HOME"]):
         Path(home).mkdir()
         share_answers(Path(home), tmp_path_factory)

@@ -38,27 +38,37 @@ def resources(statement: Statement, arn: str = "arn:aws:s3:::bucket") -> list[st
     return [name.replace("${local.store}", arn) for name in statement["resources"]]
 
 
-def allow(owner: S3Client, bucket: str, statements: Sequence[Mapping[str, Any]], user: str, *more: Mapping[str, Any]) -> None:
-    """Allow a user of the gateway these actions on these resources, and nothing else but `more`."""
-    allowed = [{**each, "Effect": "Allow", "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]}} for each in statements]
-    owner.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [*more, *allowed]}))
+def allow(owner: S3Client, bucket: str, statements: Sequence[Mapping[str, Any]], user: str) -> None:
+    """Allow a user of the gateway these actions on these resources, and nobody anything else."""
+    _put_policy(owner, bucket, _for_user(user, statements))
 
 
-def let(owner: S3Client, bucket: str, user: str, role: str, *more: Mapping[str, Any]) -> None:
+def let(owner: S3Client, bucket: str, user: str, role: str) -> None:
     """Give a user of the gateway a policy of infra/terraform, without what it says of keys."""
-    statements = [
+    allow(owner, bucket, _statements_of(role, bucket), user)
+
+
+def let_work(owner: Settings, bucket: str, **roles: str) -> None:
+    """Give users of the gateway their policies of infra/terraform.
+
+    An object belongs to whoever wrote it here, so the bucket's owner is allowed to read it; on AWS it belongs to the bucket.
+    """
+    all_of_it = [{"Action": "s3:*", "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}]
+    granted = [each for user, role in roles.items() for each in _for_user(user, _statements_of(role, bucket))]
+    _put_policy(client_of(owner), bucket, [*_for_user("tester", all_of_it), *granted])
+
+
+def _statements_of(role: str, bucket: str) -> list[Statement]:
+    return [
         {"Action": statement["actions"], "Resource": resources(statement, f"arn:aws:s3:::{bucket}")}
         for statement in document(role)
         if "local.store" in str(statement["resources"])
     ]
-    allow(owner, bucket, statements, user, *more)
 
 
-def let_publish(owner: Settings, bucket: str, user: str) -> None:
-    """Give a user of the gateway the policy `publisher` of infra/terraform.
+def _for_user(user: str, statements: Sequence[Statement]) -> list[Statement]:
+    return [{**each, "Effect": "Allow", "Principal": {"AWS": [f"arn:aws:iam:::user/{user}"]}} for each in statements]
 
-    An object belongs to whoever wrote it here, so the bucket's owner is allowed to read it; on AWS it belongs to the bucket.
-    """
-    owners = {"Effect": "Allow", "Principal": {"AWS": ["arn:aws:iam:::user/tester"]}, "Action": "s3:*"}
-    all_of_it = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
-    let(client_of(owner), bucket, user, "publisher", owners | {"Resource": all_of_it})
+
+def _put_policy(owner: S3Client, bucket: str, statements: Sequence[Statement]) -> None:
+    owner.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": statements}))
