@@ -190,7 +190,7 @@ class CellPlan(Settings, ProfileStages):
     smoke_golden: Annotated[str | None, WORK]
     """the exact reply to the smoke prompt, if the variant has one"""
     drawn: Annotated[Drawn, FOUND] = ""
-    """drawn for the run, when model and engine were known: the second smoke prompt, and the contract's, follow it"""
+    """drawn for the run, when model and engine were known: the second smoke prompt follows it"""
     contract: Annotated[Contract | None, WORK] = None
     """the checks of the API's contract; null if the recipe asks for none of them"""
     accuracy: Annotated[list[TaskPlan], WORK]

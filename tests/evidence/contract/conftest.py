@@ -9,7 +9,7 @@ from tests.builders.fake_servers import serving
 from tests.evidence.contract.server import Healthy, Rows, measured
 from vllm_qualify.recipe.contract import Contract
 
-Measure = Callable[..., Rows]
+Measure = Callable[[type[Healthy], Contract], Rows]
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
 def measure_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Measures a server of this kind into the stage's folder."""
 
-    def measure(handler: type[Healthy], contract: Contract, drawn: str = "") -> Rows:
+    def measure(handler: type[Healthy], contract: Contract) -> Rows:
         with serving(handler) as url:
-            return measured(url, folder, contract, monkeypatch, drawn)
+            return measured(url, folder, contract, monkeypatch)
 
     return measure

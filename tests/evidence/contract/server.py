@@ -19,7 +19,7 @@ from vllm_qualify.evidence.contract.measure import measure_contract
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.recipe.contract import Capability, Contract
 
-MODEL, PROMPT, DRAWN = "reference", "How many?", "What is 7 + 8?"
+MODEL, PROMPT = "reference", "How many?"
 EVERY: list[Capability] = ["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
 # Only what the capabilities add.
 ALONE = Contract(capabilities=EVERY, not_asked=dict.fromkeys(CONTRACT, "of another test"), time_limit_s=10.0)
@@ -51,14 +51,14 @@ def listing(model: Document) -> type[Healthy]:
     return Lists
 
 
-def measured(url: str, folder: Path, contract: Contract, patch: pytest.MonkeyPatch, drawn: str = "") -> Rows:
+def measured(url: str, folder: Path, contract: Contract, patch: pytest.MonkeyPatch) -> Rows:
     """The measurements of a server at this address, by metric."""
     patch.setattr(Server, "check_alive", lambda _: None)
     # As many as show what is wrong; the captured replies have all of them.
     patch.setattr(measure, "MANY", 4)
     patch.setattr(checks, "MANY", 4)
     folder.mkdir(exist_ok=True)
-    measure_contract(SERVER.model_copy(update={"url": url}), contract, PROMPT, folder, drawn)
+    measure_contract(SERVER.model_copy(update={"url": url}), contract, PROMPT, folder)
     return {row.metric: row for row in parse_contract(folder, contract, MODEL, KINDS["vllm"])}
 
 

@@ -8,20 +8,7 @@ import pytest
 
 from tests.directions import CAPABILITIES, CONTRACT
 from tests.evidence.contract.conftest import Measure
-from tests.evidence.contract.server import (
-    DRAWN,
-    MODEL,
-    PROMPT,
-    Document,
-    Healthy,
-    Rows,
-    failing,
-    keep,
-    leaving_out,
-    listing,
-    sent,
-    unknown,
-)
+from tests.evidence.contract.server import MODEL, Document, Healthy, Rows, failing, keep, leaving_out, listing, sent, unknown
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.evidence.contract import measure
 from vllm_qualify.evidence.contract.checks import parse_contract
@@ -48,25 +35,6 @@ def test_vllms_own_replies_keep_all_of_it(folder: Path) -> None:
 def test_the_stand_in_keeps_all_of_it(measure_server: Measure) -> None:
     rows = measure_server(Healthy, ALL)
     assert (list(rows), failing(rows), unknown(rows)) == (CONTRACT, set(), set()), rows
-
-
-# --- the prompt
-
-
-class SilentToDrawn(Healthy):
-    def complete(self, request: Document) -> None:
-        super().complete(request | ({"stop": [" "]} if request["prompt"] == DRAWN else {}))
-
-
-@pytest.mark.parametrize(("server", "prompt"), [(Healthy, DRAWN), (SilentToDrawn, PROMPT)])
-def test_a_drawn_prompt_is_asked_if_the_model_has_a_text_for_it(
-    server: type[Healthy], prompt: str, measure_server: Measure, folder: Path
-) -> None:
-    rows = measure_server(server, ALL, DRAWN)
-    assert (failing(rows), unknown(rows)) == (set(), set())
-    asked = {name: each["body"]["prompt"] for name, each in sent(folder).items() if "body" in each}
-    assert (asked.pop("drawn"), asked.pop("too long")) == (DRAWN, [1])
-    assert set(asked.values()) == {prompt}
 
 
 # --- aliases

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -31,9 +30,7 @@ MOST_TOKENS, MOST_PROMPT = 4096, 2**22
 # How long a server may take to notice that a client is gone. vLLM watches the connection, and notices at once.
 FREED_WITHIN_S, POLL_S = 10.0, 0.1
 # The requests of a server that is asked for everything; those at once count as one.
-MOST_REQUESTS = 21
-# In characters: a stop string of three is cut out of it.
-LEAST_TEXT = 6
+MOST_REQUESTS = 20
 # After so many requests without a whole reply no more is sent.
 MOST_SILENT = 3
 START_FROM_PLAIN = {"completion", "stream", "stream_usage", "stream_end", "max_tokens", "stop", "alive"}
@@ -66,13 +63,6 @@ class Requester:
         """Ask for a completion of the prompt, with these keys beside."""
         self.send(name, {"prompt": self.prompt, "max_tokens": TOKENS, **keys})
 
-    def try_prompt(self, prompt: str) -> None:
-        """Ask about another prompt from now on, if the model has a text for it that is long enough to be cut."""
-        self.send("drawn", {"prompt": prompt, "max_tokens": TOKENS})
-        with suppress(BrokenError, MissingError):
-            text = self.replies.text("drawn")
-            self.prompt = prompt if len(text.strip()) >= LEAST_TEXT else self.prompt
-
     def get(self, name: str, path: str) -> None:
         self.keep(self.ask(Request(name=name, path=path, method="GET")))
 
@@ -92,14 +82,9 @@ class Requester:
         return longest if longest is not None and longest > 0 else None
 
 
-def measure_contract(server: Server, contract: Contract, prompt: str, folder: Path, drawn: str = "") -> None:
-    """Write the requests to the server, and its replies, to `exchanges.jsonl`. Raises ReleaseError if the server has ended.
-
-    They ask about `drawn`, a prompt that nobody can know beforehand, if the model says something to it; else about `prompt`.
-    """
+def measure_contract(server: Server, contract: Contract, prompt: str, folder: Path) -> None:
+    """Write the requests to the server, and its replies, to `exchanges.jsonl`. Raises ReleaseError if the server has ended."""
     requester = Requester(server, contract, prompt, folder)
-    if drawn:
-        requester.try_prompt(drawn)
     probes: list[Callable[[Requester], None]] = [partial(_try_probe, probe=probe) for probe in probes_of(contract.capabilities)]
     for part in (_send_plain, _send_sampled, _send_faulty, _send_hung_up, *probes, _send_at_once):
         if not requester.is_silent:

@@ -5,7 +5,6 @@ from typing import Any
 
 from vllm_qualify.evidence.contract import checks, measure
 from vllm_qualify.evidence.measurement import Measurement
-from vllm_qualify.evidence.smoke import drawn_prompt
 from vllm_qualify.evidence.stages.stage import Stage, inputs_of, settled
 from vllm_qualify.evidence.stages.world import Commands, World
 from vllm_qualify.plan.cell import CellPlan
@@ -31,8 +30,7 @@ class ContractStage(Stage, name="contract", is_timed=False):
 
     def measure(self, world: World, folder: Path) -> Commands:
         contract = settled(world.plan.contract, NO_CONTRACT)
-        drawn = drawn_prompt(world.plan.drawn) if world.plan.drawn else ""
-        measure.measure_contract(world.served.server, contract, world.plan.smoke.prompt, folder, drawn)
+        measure.measure_contract(world.served.server, contract, world.plan.smoke.prompt, folder)
         return []
 
     def parse(self, plan: CellPlan, evidence: Path) -> list[Measurement]:
