@@ -176,7 +176,7 @@ def _smoke(server: Server, settings: Smoke, folder: Path, drawn: str) -> None:
 
 def _contract(*given: Any) -> None:
     """What vLLM answered."""
-    _, _, _, folder, _ = given
+    _, _, _, folder = given
     shutil.copy(Path(__file__).parents[2] / "tests" / "evidence" / "captured" / "contract" / EXCHANGES, folder)
 
 

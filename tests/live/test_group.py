@@ -49,6 +49,7 @@ def calls(folder: Path) -> Document:
     data = folder / "tools.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in questions(TOOLS_OF_A_KIND)))
     asked = {"num_questions": TOOLS_OF_A_KIND * len(DRAWN), "max_gen_toks": 256, "questions": {"test": str(data)}}
+    asked["sequential"] = False  # else the task may end before each member was asked
     return {"preset": "tools"} | asked
 
 
@@ -71,6 +72,7 @@ def test_groups_pass_one_gate_each_on_their_pooled_scores(
             "api": "chat",
             "num_fewshot": 0,
             "num_questions": sum(SIZES.values()),
+            "sequential": False,
             "task_folder": str(tasks(folder / "own")),
         },
         calls(folder),
