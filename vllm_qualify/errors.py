@@ -78,6 +78,12 @@ class ReleaseError(QualifyError):
     who_acts = "the release's owner"
 
 
+class UnclearError(QualifyError):
+    """A server did not start or stopped serving, and its log does not tell whose fault that is. Not retried."""
+
+    who_acts = "unclear"
+
+
 class HubError(QualifyError):
     """The model hub did not give what was requested."""
 

@@ -119,6 +119,18 @@ def test_a_product_without_mig_and_mig_that_is_only_to_come_are_whole_devices(mo
         assert fingerprint_of(parse_nvidia_smi(smi(mig__mode__current=mode))) == H200
 
 
+def test_a_product_that_has_the_machines_memory_is_read_so_by_both_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GB10 and Thor: snowflakedb/ArcticTraining#345, XuehaiPan/nvitop#208, leptonai/gpud#1170."""
+    unified = nvml_device(Name="NVIDIA GB10", CudaComputeCapability=[12, 1])
+    unified["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    Nvml(monkeypatch, [unified])
+    from_nvml = detect()
+    from_smi = fingerprint_of(parse_nvidia_smi(smi(name="NVIDIA GB10", compute_cap="12.1", memory__total="[N/A]")))
+    assert from_nvml == from_smi
+    assert (from_nvml.gpu_type, from_nvml.form_factor) == ("gb10", "superchip")
+    assert from_nvml.memory_mib == fingerprint_of(None).memory_mib // 1024 * 1024 or from_nvml.memory_mib % 1024 == 0
+
+
 @pytest.mark.parametrize(
     "broken",
     [

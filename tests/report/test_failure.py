@@ -12,13 +12,19 @@ from tests.builders.failures import CASES, Case
 from tests.html import Reader
 from tests.report.builder import CONTROL, HOSTILE, IMAGE, MARKUP, SCRIPT, image_report, passed_report
 from vllm_qualify.engine.failure.classify import classify_log
-from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError
+from vllm_qualify.errors import HostError, HubError, QualifyError, RecipeError, ReleaseError, StoreError, UnclearError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.report.failure import LONGEST_LINE, MOST_FILES, MOST_LINES, RunFailure, render_failure, run_failure
 from vllm_qualify.runs.failed import keeping_evidence
 from vllm_qualify.runs.folder import Run
 
-ERRORS: dict[str, type[QualifyError]] = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
+ERRORS: dict[str, type[QualifyError]] = {
+    "recipe": RecipeError,
+    "host": HostError,
+    "release": ReleaseError,
+    "hub": HubError,
+    "unclear": UnclearError,
+}
 
 
 def _error(case: Case) -> QualifyError:

@@ -19,7 +19,7 @@ from vllm_qualify.cli.run import demo, run
 from vllm_qualify.cli.trace import trace_app
 from vllm_qualify.cli.upkeep import doctor, prune
 from vllm_qualify.cli.words import EXIT_CODES, WORLD
-from vllm_qualify.errors import HostError, QualifyError
+from vllm_qualify.errors import HostError, QualifyError, UnclearError
 from vllm_qualify.secrets import safe_text
 
 app = typer.Typer(
@@ -93,6 +93,7 @@ def _end_with_error(error: QualifyError) -> NoReturn:
     notes = [f"  {note}" for note in getattr(error, "__notes__", [])]
     again = "may well succeed" if error.retry else "will end the same way"
     classed = [f"  class: {error.kind}; the same thing tried again {again}"] if error.kind else []
-    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({error.who_acts} must act): {error}", *classed, *notes]
+    turn = "who must act is unclear" if isinstance(error, UnclearError) else f"{error.who_acts} must act"
+    lines = [*(f"  | {line}" for line in error.log_tail), f"error ({turn}): {error}", *classed, *notes]
     typer.echo(safe_text("\n".join(lines)), err=True)
     sys.exit(error.exit_code)

@@ -408,7 +408,8 @@ def parse_config(config: str, parser: argparse.ArgumentParser) -> argparse.Names
 def unnamed_options(config: str, parsed: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
     """The options that differ from their defaults, and that no key of the config file names."""
     yaml: Any = importlib.import_module("yaml")
-    names = {action: action.option_strings for action in parser._actions}
+    # vLLM 0.33 keeps the names that switch a flag off apart.
+    names = {action: [*action.option_strings, *getattr(action, "negative_option_strings", ())] for action in parser._actions}
     keys = {f"--{str(key).partition('.')[0].replace('_', '-')}" for key in yaml.safe_load(config)}
     named = {action.dest for action, given in names.items() if keys & set(given)}
     defaults = vars(parser.parse_args([]))

@@ -9,6 +9,8 @@ FormFactor = Literal["SXM", "PCIe", "NVL", "superchip"]
 
 # The word in a product's name that gives its type, and the compute capability that every such product has.
 _CAPABILITIES = {each.name.upper(): each.compute_capability for each in GPU_TYPES if each.compute_capability}
+# Products that share the machine's memory: the driver reports none of their own.
+_UNIFIED = ("GB10", "THOR", "ORIN")
 # The last word of a vGPU's name is its share of the memory and its licence: 'GRID A100-40C'.
 _VGPU_PROFILE = re.compile(r"[0-9]+[ABCQ]")
 
@@ -56,6 +58,11 @@ def gpu_type_of(name: str, compute_capability: str) -> str:
 def compute_capability_of(gpu_type: str) -> str | None:
     """`9.0` for `h200`; None for a type that is in no table."""
     return _CAPABILITIES.get(gpu_type.upper())
+
+
+def has_unified_memory(name: str) -> bool:
+    """Whether the product with this NVML name has the machine's memory, and none of its own."""
+    return any(word in _UNIFIED for word in _name_words(name))
 
 
 def form_factor_of(name: str) -> FormFactor | None:

@@ -4,10 +4,11 @@ import csv
 import re
 from typing import Annotated, Literal, Self
 
+import psutil
 import pynvml
 from pydantic import Field, ValidationError, model_validator
 
-from vllm_qualify.engine.gpu_products import gpu_type_of
+from vllm_qualify.engine.gpu_products import gpu_type_of, has_unified_memory
 from vllm_qualify.errors import HostError
 from vllm_qualify.recipe.values import Frozen
 
@@ -20,6 +21,7 @@ NVIDIA_SMI_QUERY = [f"--query-gpu={','.join(_COLUMNS)}", "--format=csv,noheader,
 """nvidia-smi's arguments; `parse_nvidia_smi` reads its standard output."""
 _NO_DEVICES = "No devices were found"
 # A product without MIG has no mode: newer drivers write [N/A], older ones [Not Supported].
+_NO_MEMORY = ("[N/A]", "[Not Supported]")
 _MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False, "[Not Supported]": False}
 
 
@@ -109,15 +111,31 @@ def _nvml_gpu(index: int) -> Gpu:
         mode, _after_restart = pynvml.nvmlDeviceGetMigMode(device)
     except pynvml.NVMLError_NotSupported:
         mode = None
+    name = pynvml.nvmlDeviceGetName(device)
     return Gpu(
         index=index,
-        name=pynvml.nvmlDeviceGetName(device),
+        name=name,
         uuid=pynvml.nvmlDeviceGetUUID(device),
         compute_capability=f"{major}.{minor}",
-        # nvidia-smi writes this number in whole MiB.
-        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(device).total // 2**20,
+        memory_mib=_nvml_memory_mib(device, name),
         mig=mode == pynvml.NVML_DEVICE_MIG_ENABLE,
     )
+
+
+def _nvml_memory_mib(device: object, name: str) -> int:
+    try:
+        # nvidia-smi writes this number in whole MiB.
+        total: int = pynvml.nvmlDeviceGetMemoryInfo(device).total
+    except pynvml.NVMLError_NotSupported:
+        if not has_unified_memory(name):
+            raise
+        return _read_own_memory_mib()
+    return total // 2**20
+
+
+def _read_own_memory_mib() -> int:
+    """The machine's memory in MiB, in whole GiB: the part that the kernel keeps changes from one start to the next."""
+    return round(psutil.virtual_memory().total / 2**30) * 1024
 
 
 def _unreadable_nvml(error: Exception) -> HostError:
@@ -129,12 +147,13 @@ def _parse_gpu(row: dict[str, str]) -> Gpu:
     mig = row["mig.mode.current"]
     if mig not in _MIG_MODES:
         raise ValueError(f"mig.mode.current is '{mig}'")
+    is_unified = row["memory.total"] in _NO_MEMORY and has_unified_memory(row["name"])
     return Gpu(
         index=_parse_whole(row, "index"),
         name=row["name"],
         uuid=row["uuid"],
         compute_capability=row["compute_cap"],
-        memory_mib=_parse_whole(row, "memory.total"),
+        memory_mib=_read_own_memory_mib() if is_unified else _parse_whole(row, "memory.total"),
         mig=_MIG_MODES[mig],
     )
 

@@ -179,6 +179,9 @@ def _hub_errors_as_ours(what: str, place: str) -> Iterator[None]:
             remedy = "free space on its disk and check its permissions, or set HF_HOME"
             raise HostError(f"the hub's cache cannot be written: {error}", remedy, place) from error
         raise _unreachable_error(what, str(error), place) from error
+    # The hub's newer storage (hf_xet) raises a bare RuntimeError where it does not answer.
+    except RuntimeError as error:
+        raise _unreachable_error(what, str(error), place) from error
     except (ValueError, LookupError, TypeError) as error:
         raise _no_commit_error(what, place) from error
 

@@ -14,13 +14,14 @@ from vllm_qualify.engine.containers.leftovers import CELL_LABEL, ROLE_LABEL, RUN
 from vllm_qualify.engine.containers.plan import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.failure.classify import End, classify_log
+from vllm_qualify.engine.failure.meanings import Turn
 from vllm_qualify.engine.hub import cache_folder, folder_name
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.kinds.base import EngineKind, ServedModel
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.engine.process import Running, tail, text_of
-from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError
+from vllm_qualify.errors import CallerError, HostError, HubError, QualifyError, RecipeError, ReleaseError, UnclearError
 from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.roles import EFFORT, PLACE, WORK, Settings
 from vllm_qualify.recipe.serving import VLLM, EngineName, Environment, ServerArguments
@@ -357,6 +358,12 @@ def check_alive(process: Running) -> None:
 def error_of(process: Running, end: End) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
     failure = classify_log(text_of(process.log), end)
-    errors = {"recipe": RecipeError, "host": HostError, "release": ReleaseError, "hub": HubError}
+    errors: dict[Turn, type[QualifyError]] = {
+        "recipe": RecipeError,
+        "host": HostError,
+        "release": ReleaseError,
+        "hub": HubError,
+        "unclear": UnclearError,
+    }
     lines = failure.lines or tail(process.log)
     return errors[failure.whose_turn](failure.problem, failure.remedy, STAGE, lines, failure.kind, failure.retry)

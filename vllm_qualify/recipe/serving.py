@@ -121,11 +121,13 @@ class Arguments(Frozen):
 
     @model_validator(mode="after")
     def _options_are_of_the_engine(self) -> Self:
-        """vLLM accepts a name with `-` and with `_`, so one option could be given twice."""
+        """vLLM accepts a name with `-` and with `_`, so one option could be given twice. Fields after a dot have `_` alone."""
         layers = [self.server, *(entry.server for entry in self.by_version)]
-        names = [name for layer in layers for name in layer if "_" in name]
-        if names and self.of_vllm:
-            raise ValueError(f"write {names[0]} as {names[0].replace('_', '-')}")
+        names = [name.partition(".") for layer in layers for name in layer]
+        wrong = [(option, dot + field) for option, dot, field in names if "_" in option]
+        if wrong and self.of_vllm:
+            option, field = wrong[0]
+            raise ValueError(f"write {option}{field} as {option.replace('_', '-')}{field}")
         return self
 
     @property

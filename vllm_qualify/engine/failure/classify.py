@@ -1,18 +1,23 @@
 """Why a server ended or never answered, and who must act: from its log and the way it ended. Pure.
 
 A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
-earliest known sign in the log wins. Only lines that say what happened count: no notes, no warnings, no source lines of a
-traceback, and nothing that the server survived. If the log has no sign, the way the server ended decides.
+earliest known sign in the log wins, or the earliest exception with one of vLLM's own messages. Only lines that say what happened
+count: no notes, no warnings, no source lines of a traceback, and nothing that the server survived. If the log has neither, the
+signs that many causes share are looked for; then the way the server ended decides.
 """
 
 import re
 from itertools import chain, islice, takewhile
 from signal import Signals
+from typing import cast
 
 from pydantic import Field
 
+from vllm_qualify.engine.failure.families import NOT_OF_A_START, Family
 from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass, Turn
-from vllm_qualify.engine.failure.signs import SIGNS
+from vllm_qualify.engine.failure.messages import find_family
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
+from vllm_qualify.engine.failure.signs.sign import Sign
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -56,6 +61,7 @@ _SILENT_DEATHS = [
     re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
 ]
 _STOP_REQUESTED = re.compile(r"\[shutdown\] API server: shutdown triggered")
+_RAY_WAIT = re.compile(r"Waiting for creating a placement group of specs for (?P<seconds>\d+) seconds")
 _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
 
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
@@ -70,11 +76,15 @@ _PREFIX = re.compile(
 _LEVEL = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+)"
 )
+_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b", re.I)
+_REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 _QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of')
 
 _EXCEPTION = re.compile(
     r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
+    # An exception with another name, such as subprocess.TimeoutExpired.
+    r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{1,80}(?::|\(|$)"
 )
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
@@ -85,7 +95,10 @@ _CONSEQUENCE = re.compile(
 )
 # An exception whose message begins on the next line.
 _WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
+_CLASS = re.compile(r"^(?:[\w.]{1,200}: )+")
+_AFTER_REFUSAL = re.compile(r"^(?:Value error|Assertion failed), | \[type=.*$")
 _LONGEST_READ, _LONGEST_LINE = 2000, 1000
+_MOST_CAUSES = 500
 _MOST_FRAME_LINES = 400
 _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
@@ -106,7 +119,7 @@ def classify_log(log: str, end: End) -> Failure:
     for index, line in enumerate(list(telling)):
         if _WITHOUT_MESSAGE.match(line) and (place := _find_message(lines, index)) is not None:
             telling[place] = _without_prefixes(lines[place])[0].strip()
-    failure = _classify_by_sign(lines, telling)
+    failure = _classify_by_words(lines, telling)
     # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
     # runtime also reports the end of a helper process, which the server may have survived.
     if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
@@ -118,7 +131,7 @@ def classify_log(log: str, end: End) -> Failure:
 def _telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = _without_prefixes(line)
-    return "" if is_quiet or _QUIET.match(said) else said
+    return "" if is_quiet or _QUIET.match(said) or _SURVIVED.search(said) else said
 
 
 def _without_prefixes(line: str) -> tuple[str, bool]:
@@ -136,21 +149,50 @@ def _find_message(lines: list[str], index: int) -> int | None:
     return next((place for place in following if _without_prefixes(lines[place])[0].strip()), None)
 
 
-def _classify_by_sign(lines: list[str], telling: list[str]) -> Failure | None:
+def _classify_by_words(lines: list[str], telling: list[str]) -> Failure | None:
+    """By the earliest sign or message of vLLM's; where both are in one line, by the sign."""
+    signed, said = _find_sign(SIGNS, lines, telling), _find_message_of_vllm(telling)
+    if said is not None and (signed is None or said[0] < signed[0]):
+        return _fail_by_message(lines, telling, *said)
+    signed = signed or _find_sign(GENERAL_SIGNS, lines, telling)
+    return _fail_by_sign(lines, telling, *signed) if signed else None
+
+
+def _find_sign(signs: list[Sign], lines: list[str], telling: list[str]) -> tuple[int, Sign, re.Match[str]] | None:
+    """The earliest sign, and of several in one line the first in the list; the place of its line."""
     text = "\n".join(telling)
-    found = [(order, match) for order, sign in enumerate(SIGNS) if (match := sign.pattern.search(text))]
+    found = [(order, match) for order, sign in enumerate(signs) if (match := sign.pattern.search(text))]
     places = [(text.count("\n", 0, match.start()), order, match) for order, match in found]
-    matches = [place for place in places if _passes_through(SIGNS[place[1]].through, lines, place[0])]
+    matches = [place for place in places if _passes_through(signs[place[1]].through, lines, place[0])]
     if not matches:
         return None
     first, order, match = min(matches, key=lambda candidate: candidate[:2])
-    sign = SIGNS[order]
+    return first, signs[order], match
+
+
+def _fail_by_sign(lines: list[str], telling: list[str], first: int, sign: Sign, match: re.Match[str]) -> Failure:
     groups = match.groupdict(default="")
-    problem = sign.problem.format_map(groups | {"whole": match[0].strip()})
-    head = text.count("\n", 0, match.start("telling")) if "telling" in groups else first
+    groups |= {"whole": match[0].strip()}
+    remedy = sign.remedy and sign.remedy.format_map(groups)
+    head = match.string.count("\n", 0, match.start("telling")) if "telling" in groups else first
     others = range(first, first + match[0].count("\n") + 1)
     shown = [head, *(index for index in others if index != head and telling[index])]
-    return _make_failure(sign.kind, problem, [lines[index] for index in shown], sign.remedy, sign.retry)
+    return _make_failure(sign.kind, sign.problem.format_map(groups), [lines[index] for index in shown], remedy, sign.retry)
+
+
+def _find_message_of_vllm(telling: list[str]) -> tuple[int, Family] | None:
+    """The earliest exception with a message of vLLM's that ends a server: the place of its line, and the message's family."""
+    causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
+    for index in islice(causes, _MOST_CAUSES):
+        family = find_family(telling[index])
+        if family and family.fate not in NOT_OF_A_START:
+            return index, family
+    return None
+
+
+def _fail_by_message(lines: list[str], telling: list[str], place: int, family: Family) -> Failure:
+    said = _CLASS.sub("", _AFTER_REFUSAL.sub("", telling[place].strip()))
+    return _make_failure(cast(FailureClass, family.fate), f"vLLM: {_shorten(said)}", [lines[place]], family.remedy)
 
 
 def _passes_through(path: str | None, lines: list[str], last: int) -> bool:
@@ -196,6 +238,9 @@ def _classify_given_up(lines: list[str], telling: list[str], end: End) -> Failur
     wait = _HUB_WAIT.match(last[0]) if last else None
     if wait:
         return _make_failure("hub-rate-limit", f"the server waits {wait['seconds']} s for the hub's rate limit (429)", last)
+    ray = next((match for line in last if (match := _RAY_WAIT.search(line))), None)
+    if ray:
+        return _make_failure("too-few-gpus", f"Ray waited {ray['seconds']} s for GPUs: the cluster has too few that are free", last)
     waited = end.waited_s is not None
     what = f"no completion came back within {end.waited_s:g} s" if waited else "the server does not answer any more"
     said = f"; the log's last line: {_shorten(last[0])}" if last else "; it left no log"

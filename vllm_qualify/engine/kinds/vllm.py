@@ -4,8 +4,11 @@ import ast
 import json
 import re
 
+from pydantic import JsonValue
+
 from vllm_qualify.engine.kinds import base
 from vllm_qualify.engine.kinds.base import IDENTITY, Conditions, Counted, EngineKind, Identity, ServedModel, StartLog
+from vllm_qualify.errors import RecipeError
 from vllm_qualify.recipe.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES
 from vllm_qualify.recipe.serving import VLLM, ServerArguments
 
@@ -32,15 +35,38 @@ def _make_config(served: ServedModel, options: ServerArguments) -> ServerArgumen
 def _write_config(config: ServerArguments) -> str:
     """Write a mapping as the JSON text that its option takes: vLLM before 0.16 would give the option Python's form of it.
 
-    A false flag is written by its opposite name: older versions ignore a flag that is false, and use their default.
+    A false flag is written by its opposite name: older versions ignore a flag that is false, and use their default. Fields
+    that are given by names with dots become one mapping: in a config file vLLM reads no value behind such a name that is true.
     """
     written: ServerArguments = {}
-    for name, value in config.items():
+    for name, value in _nest_fields(config).items():
         if value is False:
             written[name.removeprefix("no-") if name.startswith("no-") else f"no-{name}"] = True
         else:
             written[name] = json.dumps(value) if isinstance(value, dict) else value
     return base.plain_text(written)
+
+
+def _nest_fields(config: ServerArguments) -> ServerArguments:
+    """The same options with `compilation-config.pass_config.enable_sp` as a field in the mapping of `compilation-config`."""
+    nested: ServerArguments = {name: value for name, value in config.items() if "." not in name}
+    for name, value in config.items():
+        option, *path = name.split(".")
+        if path:
+            nested[option] = _set_field(nested.get(option), name, path, value)
+    return nested
+
+
+def _set_field(mapping: JsonValue, name: str, path: list[str], value: JsonValue) -> JsonValue:
+    if not path:
+        return value
+    try:
+        fields = json.loads(mapping) if isinstance(mapping, str) else mapping or {}
+    except ValueError:
+        fields = mapping
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{name} is given, and beside it {mapping!r}, which is no mapping", "give one of the two", "server")
+    return {**fields, path[0]: _set_field(fields.get(path[0]), name, path[1:], value)}
 
 
 def _load_problems(counted: Counted, under: Conditions) -> list[str]:

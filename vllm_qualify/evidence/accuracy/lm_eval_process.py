@@ -15,14 +15,14 @@ from vllm_qualify.engine.confinement import Confined, confining_process, folders
 from vllm_qualify.engine.letter_box import copy_matching, read_plain
 from vllm_qualify.engine.process import TAIL_BYTES, Progress, RunningProcess, await_result, running_guarded, tail, text_of
 from vllm_qualify.engine.server import Server, Starting
-from vllm_qualify.errors import HostError, RecipeError, writing
+from vllm_qualify.errors import RecipeError, writing
 from vllm_qualify.evidence.accuracy.blocks import MOST_QUESTIONS, QuestionBlock, read_planned
+from vllm_qualify.evidence.accuracy.ended import STAGE, explain_end
 from vllm_qualify.evidence.accuracy.letters import JOB, ORDER, TASK, TRIED, Job, Order, TaskReply, write_whole
 from vllm_qualify.evidence.accuracy.thinking import REPLIES
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.values import Frozen
 
-STAGE = "accuracy"
 WORKER = "vllm_qualify.evidence.accuracy.lm_eval_worker"
 LOG = "lm-eval.log"
 # lm-eval's own files of a step, and what it did not count.
@@ -30,9 +30,6 @@ WRITTEN = ("results_*.json", "samples_*.jsonl", TRIED, REPLIES)
 # The typed answers of a task, next to the raw files that they are read from.
 ANSWERS = "answers.jsonl"
 BEFORE, AFTER = "metrics-before.txt", "metrics-after.txt"
-CLOSED = re.compile(r"PermissionError: \[Errno 13\] Permission denied: (\S.{,500})")
-# vLLM's words, where a request has tools and it was started without a parser of calls.
-NO_PARSER = "tool choice requires --enable-auto-tool-choice"
 BAR = re.compile(r"Requesting API:[^\r\n]*?(\d+)/(\d+) \[")
 
 
@@ -48,20 +45,13 @@ class LmEval(Frozen):
         """Check that lm-eval still works.
 
         Raises RecipeError if it has refused the task, or the task's own files read others that are closed to them, or the
-        server cannot call tools; HostError if it has ended.
+        server refuses what the task asks; HubError if the data did not come; HostError if it has ended otherwise.
         """
         if self.has_task_reply():
             self.task_reply()
         if (exit_code := self.process.exit_code()) is None:
             return
-        log, place = tail(self.process.log), f"{STAGE}.{self.task.name}"
-        if self.task.folder and (denied := CLOSED.findall("\n".join(log))):
-            problem = f"a file of its task_folder opens {denied[-1]}, which is closed to it"
-            raise RecipeError(problem, f"move that file into {self.task.folder}, which lm-eval may read", place, log)
-        if NO_PARSER in text_of(self.process.log, TAIL_BYTES):
-            problem, remedy = "the server has no parser of tool calls", "give it tool-call-parser and enable-auto-tool-choice"
-            raise RecipeError(problem, remedy, place, log)
-        raise HostError(f"lm-eval ended with exit code {exit_code}", "see the last lines of its log", STAGE, log)
+        raise explain_end(text_of(self.process.log), exit_code, self.task, tail(self.process.log))
 
     def has_task_reply(self) -> bool:
         return (self.letter_box / TASK).exists()

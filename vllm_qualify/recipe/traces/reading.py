@@ -1,9 +1,11 @@
 """Traces from files. A file is hostile until it was read: each of its lines is bounded and checked, and an error names it.
 
-Three forms are known by their first line:
+Four forms are known by their first line:
 
 - Mooncake's JSON lines (kvcache-ai/Mooncake, FAST25-release/traces): `timestamp` in ms, `input_length`, `output_length` and
   `hash_ids`, one for each 512 tokens of the prompt.
+- Bailian's JSON lines (alibaba-edu/qwen-bailian-usagetraces-anon): the same names and `chat_id` and `turn`, with `timestamp` in
+  s and one of `hash_ids` for each 16 tokens.
 - The CSV of the Azure LLM inference traces (Azure/AzurePublicDataset): TIMESTAMP, ContextTokens and GeneratedTokens. It says
   nothing of prefixes, so prompts share none.
 - JSON lines of this project: `arrival_s`, `input_tok`, `output_tok`, and with `prefix` the stretches that the prompt begins
@@ -27,11 +29,12 @@ from vllm_qualify.recipe.traces.trace import Request, Trace
 # Larger traces take more memory than a client should need, and longer than a load should last.
 MOST_LINE_BYTES, MOST_BYTES, MOST_REQUESTS = 4 * 2**20, 512 * 2**20, 1_000_000
 MOST_TOK, MOST_BLOCKS = 10_000_000, 20_000_000
-MOONCAKE_BLOCK_TOK, OWN_BLOCK_TOK = 512, 16
+MOONCAKE_BLOCK_TOK, BAILIAN_BLOCK_TOK, OWN_BLOCK_TOK = 512, 16, 16
 AZURE = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 FORMS = (
-    "its first line is a JSON object with timestamp, input_length and output_length (Mooncake), or with arrival_s, input_tok"
+    "its first line is a JSON object with timestamp, input_length and output_length (Mooncake; with chat_id and turn:"
+    " Bailian), or with arrival_s, input_tok"
     f" and output_tok, or it is {','.join(AZURE)} (Azure)"
 )
 
@@ -124,8 +127,10 @@ def _detect_form(first: Line, others: Iterator[Line]) -> tuple[str, int, Iterato
         return "azure", MOST_TOK, ((line, _parse_azure(line)) for line in others)
     row = object_of(first)
     lines = chain([first], others)
+    if {"timestamp", "input_length", "output_length", "chat_id", "turn"} <= row.keys():
+        return "bailian", BAILIAN_BLOCK_TOK, ((line, _parse_hashed(line, BAILIAN_BLOCK_TOK, 1)) for line in lines)
     if {"timestamp", "input_length", "output_length"} <= row.keys():
-        return "mooncake", MOONCAKE_BLOCK_TOK, ((line, _parse_mooncake(line)) for line in lines)
+        return "mooncake", MOONCAKE_BLOCK_TOK, ((line, _parse_hashed(line, MOONCAKE_BLOCK_TOK, 1000)) for line in lines)
     if {"arrival_s", "input_tok", "output_tok"} <= row.keys():
         return "vllm-qualify", OWN_BLOCK_TOK, ((line, _parse_own(line)) for line in lines)
     first.refuse("the file is no trace of a known form", FORMS)
@@ -160,18 +165,18 @@ def _whole_at(line: Line, row: dict[str, Any], name: str) -> int:
     return value
 
 
-def _parse_mooncake(line: Line) -> _Row:
+def _parse_hashed(line: Line, block_tok: int, ticks_per_s: int) -> _Row:
     row = object_of(line)
     ids = row.get("hash_ids", [])
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
-        line.refuse("hash_ids is no list of whole numbers", "give one id for each 512 tokens of the prompt, or leave it out")
+        remedy = f"give one id for each {block_tok} tokens of the prompt, or leave it out"
+        line.refuse("hash_ids is no list of whole numbers", remedy)
     length = _whole_at(line, row, "input_length")
-    most = math.ceil(length / MOONCAKE_BLOCK_TOK) if 0 < length <= MOST_TOK else len(ids)
+    most = math.ceil(length / block_tok) if 0 < length <= MOST_TOK else len(ids)
     if len(ids) > most:
-        problem = f"it has {len(ids)} hash_ids, and {length} tokens have {most} blocks of {MOONCAKE_BLOCK_TOK}"
-        line.refuse(problem, "mend hash_ids")
-    prefix = [(each, MOONCAKE_BLOCK_TOK) for each in ids]
-    return _Row(_number_at(line, row, "timestamp") / 1000, length, _whole_at(line, row, "output_length"), prefix)
+        line.refuse(f"it has {len(ids)} hash_ids, and {length} tokens have {most} blocks of {block_tok}", "mend hash_ids")
+    prefix = [(each, block_tok) for each in ids]
+    return _Row(_number_at(line, row, "timestamp") / ticks_per_s, length, _whole_at(line, row, "output_length"), prefix)
 
 
 def _parse_own(line: Line) -> _Row:

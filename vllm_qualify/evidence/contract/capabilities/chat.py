@@ -5,7 +5,7 @@ from functools import partial
 from pydantic import JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.replies import Chat, ChatChunk, need, shorten
+from vllm_qualify.evidence.contract.replies import Chat, ChatChunk, check_content, need, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript, check_stream_usage
 
 # Questions that every model can answer in a few words.
@@ -19,6 +19,7 @@ GROWS_TOK = 20
 def _check_chat(replies: Transcript, attempt: str) -> None:
     spoken = replies.chat(attempt)
     replies.check_length(attempt, spoken.text, spoken.usage)
+    check_content(attempt, spoken.content)
 
 
 def _check_stream(replies: Transcript, attempt: str) -> None:

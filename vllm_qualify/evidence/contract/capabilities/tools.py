@@ -7,7 +7,7 @@ from pydantic import ConfigDict, JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.chat import LONG, QUESTIONS, SHORT, check_growth
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.replies import Call, Form, need, parse_form, shorten
+from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, check_content, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -67,7 +67,7 @@ def _check_calls(
     *,
     is_streamed: bool = False,
 ) -> list[Call]:
-    """The calls of a reply: there is one, each is of these tools, and its arguments fit."""
+    """The calls of a reply: there is one, each is of these tools, its arguments fit, and no markup is left in the content."""
     spoken = replies.streamed_chat(attempt) if is_streamed else replies.chat(attempt)
     need(spoken.calls, f"the reply to '{attempt}' calls no tool: {shorten(spoken.text)}, ended by {spoken.reason}")
     for call in spoken.calls:
@@ -75,12 +75,16 @@ def _check_calls(
         parse_form(f"{attempt}, arguments", call.arguments, arguments)
     ids = [call.id for call in spoken.calls]
     need(len(set(ids)) == len(ids), f"the calls of '{attempt}' share an id: {shorten(str(ids))}")
+    check_content(attempt, spoken.content)
     return spoken.calls
 
 
 def _check_auto(replies: Transcript, attempt: str) -> None:
     _check_calls(replies, attempt)
-    reason = replies.chat(attempt).reason
+    _check_reason(attempt, replies.chat(attempt).reason)
+
+
+def _check_reason(attempt: str, reason: str) -> None:
     need(reason == "tool_calls", f"the reply to '{attempt}' calls a tool, and ended by {reason}")
 
 
@@ -88,6 +92,8 @@ def _check_same_calls(replies: Transcript, attempt: str, plain: str) -> None:
     said = [_check_calls(replies, attempt, is_streamed=True), _check_calls(replies, _plain_attempt(attempt, plain))]
     came, wanted = ([(call.name, parse_form(attempt, call.arguments, City).city) for call in calls] for calls in said)
     need(came == wanted, f"the stream calls {shorten(str(came))}, and the plain reply {shorten(str(wanted))}")
+    _check_reason(attempt, replies.streamed_chat(attempt).reason)
+    replies.check_end(attempt, ChatChunk)
 
 
 def _plain_attempt(attempt: str, plain: str) -> str:
@@ -95,8 +101,9 @@ def _plain_attempt(attempt: str, plain: str) -> str:
 
 
 def _check_none(replies: Transcript, attempt: str) -> None:
-    calls = replies.chat(attempt).calls
-    need(not calls, f"no tool was to be called, and the reply calls {shorten(str(calls))}")
+    spoken = replies.chat(attempt)
+    need(not spoken.calls, f"no tool was to be called, and the reply calls {shorten(str(spoken.calls))}")
+    check_content(attempt, spoken.content)
 
 
 def _check_result(replies: Transcript, attempt: str) -> None:

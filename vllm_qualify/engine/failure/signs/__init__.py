@@ -1,0 +1,19 @@
+"""The signs of failures in a server's log, the more specific ones first.
+
+The log may be hostile: each pattern is bounded, or begins only once in a line. Else the work grows with the log's square. If
+several signs are in the same line, the first one here wins.
+"""
+
+from vllm_qualify.engine.failure.signs import ends, gpus, host, memory, models, options, support
+from vllm_qualify.engine.failure.signs.sign import Sign
+
+SIGNS: list[Sign] = [
+    *options.SIGNS,
+    *models.SIGNS,
+    *support.SIGNS,
+    *memory.SIGNS,
+    *gpus.SIGNS,
+    *host.SIGNS,
+    *ends.SIGNS,
+]
+GENERAL_SIGNS = ends.GENERAL_SIGNS

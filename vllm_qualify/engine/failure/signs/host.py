@@ -1,0 +1,132 @@
+"""Signs of a host or an image that lacks something: ports, permissions, disk, compilers, libraries."""
+
+from vllm_qualify.engine.failure.signs.sign import make_sign
+
+_NVCC_REMEDY = (
+    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
+    "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too"
+)
+
+SIGNS = [
+    make_sign("port-in-use", r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*", "the server's port is in use: {whole}"),
+    make_sign(
+        "broken-installation",
+        r"No CTK flavor installed: expected one or more of (?P<what>\S+)",
+        "a Python package of the engine lacks its libraries: {what}",
+    ),
+    # Python's own words. The engine's processes are spawned, and each imports the program that started the first one.
+    make_sign(
+        "broken-installation",
+        r"An attempt has been made to start a new process before the",
+        "the program that starts the engine does so again whenever it is imported, as each of its processes does",
+        'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
+    ),
+    # An empty name means that there is no program.
+    make_sign(
+        "no-compiler",
+        r"InductorError: (?P<why>PermissionError: \[Errno 13\] Permission denied: ''|InvalidCxxCompiler: .+)",
+        "what compiles the model found no compiler that it can use: {why}",
+    ),
+    make_sign(
+        "no-compiler",
+        r"Could not find nvcc(?: and default cuda_home='[^'\n]{1,300}' doesn't exist)?",
+        "what compiles kernels for the GPU found no nvcc: {whole}",
+        _NVCC_REMEDY,
+    ),
+    # The words of the shells dash and bash.
+    make_sign(
+        "no-compiler",
+        r"^\S{0,100}sh: (?:line )?\d{1,6}: (?P<program>\S{0,300}nvcc): (?:(?:command )?not found|No such file or directory)",
+        "what compiles kernels for the GPU found no {program}",
+        _NVCC_REMEDY,
+    ),
+    # After the sign for the driver's own library, which has another remedy.
+    make_sign(
+        "broken-installation",
+        r"^(?:ModuleNotFoundError|ImportError): (?P<why>.+)",
+        "a Python package of the engine cannot be imported: {why}",
+    ),
+
+    make_sign(
+        "compile-cache",
+        r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph|artifact|function)s?[^\n]{0,100}",
+        "what an earlier start compiled and kept is broken: {whole}",
+    ),
+    make_sign(
+        "compile-cache",
+        r"(?P<file>/\S{0,300}(?:\.triton|torchinductor|torch_compile_cache|\.cache/(?:vllm|flashinfer))\S{0,200}): "
+        r"(?:file too short|invalid ELF header|cannot open shared object file[^\n]{0,60})",
+        "what an earlier start compiled and kept is broken: {file}",
+    ),
+    make_sign(
+        "no-permission",
+        r"PermissionError: \[Errno 1(?:3)?\] (?P<why>[^:\n]{1,60}): '(?P<path>[^'\n]{1,300})'",
+        "the server's user may not write {path}: {why}",
+    ),
+    make_sign(
+        "no-permission",
+        r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^'\n]{1,300})'",
+        "{path} is on a file system that cannot be written",
+    ),
+    make_sign(
+        "disk-full",
+        r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
+        "a disk of this host is full: {whole}",
+    ),
+    make_sign(
+        "process-limit",
+        r"pthread_create failed[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
+        r"|what\(\):  Resource temporarily unavailable",
+        "the server may not start more threads or processes: {whole}",
+    ),
+    make_sign(
+        "process-limit",
+        r"OSError: \[Errno 24\] Too many open files[^\n]{0,100}",
+        "the server may not open more files: {whole}",
+        "raise the limit of open files (ulimit -n) where the server runs",
+    ),
+    make_sign(
+        "no-compiler",
+        r'Assertion error \(\S{0,200}jit/compiler\.hpp:\d+\): (?P<why>[^\n]{1,200})',
+        "DeepGEMM could not compile a kernel: {why}",
+        _NVCC_REMEDY,
+    ),
+    make_sign(
+        "no-compiler",
+        r"Assertion error \(\S{0,200}jit/(?:kernel_runtime|\w{1,40})\.hpp:\d+\): exit_code == 0",
+        "a program of CUDA's toolkit that DeepGEMM starts (cuobjdump) failed or is not there",
+        "take an image that has CUDA's toolkit with cuobjdump",
+    ),
+    make_sign(
+        "no-compiler",
+        r"nvcc fatal\s{0,10}: +(?P<why>[^\n]{1,200})",
+        "CUDA's compiler of this host does not do what the engine asks: {why}",
+        "take a newer CUDA toolkit where the server runs, or an image that has it",
+    ),
+    make_sign(
+        "no-compiler",
+        r"Failed to find C compiler[^\n]{0,100}|CUDA_HOME environment variable is not set|fatal error: Python\.h: No such file or directory"
+        r"|No such file or directory: '(?P<program>(?:\S{0,200}/)?(?:nvcc|gcc|g\+\+|cc|c\+\+|ninja|ptxas|cuobjdump))'"
+        r"|g?cc: fatal error: [^\n]{1,200}|error: command '\S{0,200}(?:gcc|g\+\+|nvcc)' failed[^\n]{0,100}",
+        "what compiles kernels is not there or does not work: {whole}",
+    ),
+    make_sign(
+        "broken-installation",
+        r"flashinfer-cubin version \((?P<one>[^)\n]{1,40})\) does not match flashinfer version \((?P<other>[^)\n]{1,40})\)",
+        "flashinfer is {other} and flashinfer-cubin is {one}",
+        "install flashinfer and flashinfer-cubin of one version, or serve an image",
+    ),
+    make_sign(
+        "broken-installation",
+        r"'_OpNamespace' '(?P<name>\w{1,60})' object has no attribute '(?P<op>\w{1,100})'",
+        "vLLM's own compiled library {name} did not load, or lacks {op}",
+        "see the log's warning about it; install vLLM anew with the torch that it was built for, or serve an image",
+    ),
+    make_sign(
+        "broken-installation",
+        r"undefined symbol: (?P<name>\S{1,200})|version `(?P<libc>GLIBC\S{1,40})' not found"
+        r"|A module that was compiled using NumPy 1\.x cannot be run|mismatches the version that was used to compile PyTorch"
+        r"|(?P<file>\S{1,200}\.so[\d.]{0,20}): cannot open shared object file",
+        "libraries of the engine do not fit together: {whole}",
+    ),
+]

@@ -1,0 +1,69 @@
+"""Signs of options that an engine does not have, or does not take."""
+
+from vllm_qualify.engine.failure.signs.sign import make_sign
+
+_SMALLER_PARTS = "a smaller tensor-parallel-size, or no expert parallelism, which cuts the weights into larger parts"
+
+SIGNS = [
+    make_sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),
+    make_sign(
+        "invalid-value",
+        r"error: argument (?P<flag>\S+): \d+ validation errors? for [^\n]+\n(?P<key>\S.*)\n +(?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the value of {flag}: {key}: {why}",
+    ),
+    make_sign(
+        "invalid-value",
+        r"error: argument (?P<flag>\S+): \d+ validation errors? for [^\n]+\n +(?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the value of {flag}: {why}",
+    ),
+    make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+
+    make_sign(
+        "invalid-value",
+        r"The supplied chat template (?:string )?\((?P<name>[^)\n]{1,300})\) (?:appears path-like|looks like a file path)",
+        "the chat template {name} is not there",
+        "name a chat template that is there, as the server sees it",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"Pipeline parallelism is not supported for this model",
+        "vLLM does not split this model over a pipeline",
+        "take pipeline-parallel-size out",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"Can't determine cudagraph shapes that are both a multiple of (?P<drafts>\d+)[^\n]{0,100}? and (?P<ranks>\d+)",
+        "no size of a CUDA graph is a multiple of {drafts} (drafted tokens and one) and of {ranks} (ranks)",
+        "change num_speculative_tokens or tensor-parallel-size",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"(?P<what>[^\n]{1,200}? is not divisible by weight quantization block_[nk] = \d+)",
+        "the quantization's blocks cannot be cut so: {what}",
+        _SMALLER_PARTS,
+    ),
+    make_sign(
+        "refused-configuration",
+        r"The (?P<side>input|output) size is not aligned with the quantized weight shape",
+        "the quantization's groups cannot be cut so: the {side} size is not aligned with them",
+        _SMALLER_PARTS,
+    ),
+    make_sign(
+        "refused-configuration",
+        r"(?P<name>\S{1,300}) is unsupported LoRA weight",
+        "the adapter has a weight that vLLM cannot apply: {name}",
+        "take another adapter, or leave it out",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"While loading (?P<path>\S{1,300}), expected target modules in [^\n]{1,2000}? but received (?P<names>[^\n]{1,300})",
+        "the adapter {path} has modules that vLLM cannot apply: {names}",
+        "take another adapter, or leave it out",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"(?:contains custom code which must be executed|requires you to execute the \w{1,40} file in that repo)",
+        "the model brings code of its own, and the recipe does not let it run",
+        "read the code, set trust-remote-code in the recipe, and give --allow-code",
+    ),
+]
