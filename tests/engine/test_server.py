@@ -13,7 +13,7 @@ from tests.builders.fake_servers import plan_for, silent
 from vllm_qualify.engine.process import Running
 from vllm_qualify.engine.server import config_text
 from vllm_qualify.engine.server_start import serve
-from vllm_qualify.errors import HostError, ReleaseError
+from vllm_qualify.errors import HostError, RecipeError, ReleaseError, UnclearError
 
 
 def kill_server(process: Running) -> None:
@@ -50,7 +50,7 @@ def test_a_server_that_never_gets_ready_ends_the_stage_with_its_last_lines(
     tmp_path: Path, behaviour: str, limit_s: float, message: str, last_line: str | None
 ) -> None:
     plan = plan_for(tmp_path, behaviour, startup_timeout_s=limit_s)
-    with pytest.raises(ReleaseError, match=message) as raised, serve(plan, tmp_path, silent):
+    with pytest.raises((ReleaseError, UnclearError), match=message) as raised, serve(plan, tmp_path, silent):
         pass
     assert last_line in (None, raised.value.log_tail[-1])
 
@@ -71,6 +71,31 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> Non
         ):
             pass
     assert not (tmp_path / "server.log").exists()
+
+
+def test_fields_by_names_with_dots_are_one_mapping_to_vllm(tmp_path: Path) -> None:
+    """In a config file vLLM reads the next option as the value of such a name that is true (vllm-project/vllm#30919's command)."""
+    arguments = {
+        "compilation-config.pass_config.fuse_allreduce_rms": True,
+        "compilation-config.pass_config.eliminate_noops": False,
+        "compilation-config.max_cudagraph_capture_size": 2048,
+        "compilation-config": '{"mode": 3}',
+    }
+    plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": arguments})
+    read = yaml.safe_load(config_text(plan, 8000))
+    assert [name for name in read if "." in name] == []
+    assert json.loads(read["compilation-config"]) == {
+        "mode": 3,
+        "pass_config": {"fuse_allreduce_rms": True, "eliminate_noops": False},
+        "max_cudagraph_capture_size": 2048,
+    }
+
+
+def test_a_field_beside_a_value_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    arguments = {"compilation-config": 3, "compilation-config.mode": 3}
+    plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": arguments})
+    with pytest.raises(RecipeError, match="compilation-config.mode is given, and beside it 3"):
+        config_text(plan, 8000)
 
 
 @pytest.mark.parametrize("text", ["on", "off", "yes", "no", "y", "1e3", "0x10", "null", "~", "2026-11-20", "a: b", "- a"])

@@ -374,6 +374,7 @@ MCowBQYDK2VwAyEAeAf+oXlDOZs2lWf3i0NZIbGMbyw7KtXmy5+DJLS4p+U=
         (limited({"signed_by": ED25519}), "not a key on the curves P-256, P-384 or P-521"),
         (limited({"server": {"max_model_len": 8}}), "write max_model_len as max-model-len"),
         (limited({"by_version": [{"vllm": "<1", "server": {"max_model_len": 8}}]}), "write max_model_len as max-model-len"),
+        (limited({"server": {"a_b.c_d": 8}}), "write a_b.c_d as a-b.c_d"),
         (limited({"by_version": [{"vllm": "<1", "without": ["moe"]}]}), "0.without names moe, which the keys beside it do not"),
         (limited(TRT) | {"aliases": ["a"]}, "a server of tensorrt-llm has one name"),
         (changed("aliases", ["a", "a"]), "aliases: a is a name of the model more than once"),

@@ -6,7 +6,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.releases.service import Answer, serving
-from vllm_qualify.engine.hub import resolve_commit
+from vllm_qualify.engine.hub import Repository, fetch, resolve_commit
 from vllm_qualify.errors import CallerError, HostError, QualifyError
 from vllm_qualify.releases.registry import available_at
 from vllm_qualify.releases.source import Available, ModelSource
@@ -23,6 +23,19 @@ def failure_of(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> QualifyError:
 
 def info(**fields: object) -> Answer:
     return Answer(body=json.dumps({"id": MODEL, **fields}).encode())
+
+
+def test_a_storage_that_does_not_answer_is_the_hubs_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """hf_xet 1.8 raises a bare RuntimeError: meta-pytorch/torchforge#109, huggingface/xet-core#394."""
+    said = "Task error: File reconstruction error: CAS Client Error: Request middleware error: error sending request for url"
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(HostError) as raised:
+        fetch(Repository(name=MODEL, commit=COMMIT), "check")
+    assert (raised.value.kind, raised.value.retry, said in raised.value.problem) == ("hub-unreachable", True, True)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from vllm_qualify.evidence.contract.measure import MOST_SILENT
 from vllm_qualify.recipe.contract import Capability
 
 CAPTURED = Path(__file__).parents[1] / "captured" / "chat" / "contract"
+# Made of others' reports, in the form of kept exchanges.
+CASES = Path(__file__).parents[1] / "captured" / "contract_cases"
 # Of vLLM's own replies: the chat model has no eyes.
 SEEN: list[Capability] = [each for each in ALONE.capabilities if each != "vision"]
 Change = Callable[[Document, Document], Document]
@@ -47,6 +49,25 @@ def test_vllms_own_replies_keep_what_its_model_can() -> None:
     assert {(row.value, row.unit, row.sample_count, row.source) for row in rows.values()} == {
         (1.0, "bool", 1, f"contract/{EXCHANGES}")
     }
+
+
+@pytest.mark.parametrize(
+    ("case", "capability", "broken"),
+    [
+        ("chat-role-in-content", "chat", "contract_chat"),  # SmolLM2-135M-Instruct, its template cut by hand
+        ("stream-tool-markup-in-content", "tools", "contract_tools_stream"),  # vllm-project/vllm#39043
+        ("stream-tool-reason-stop", "tools", "contract_tools_stream"),  # vllm-project/vllm#9209, Blaizzy/mlx-vlm#990
+        ("stream-tools-no-done", "tools", "contract_tools_stream"),
+        ("tool-markup-in-content", "tools", "contract_tools_auto"),  # vllm-project/vllm#47903, #47562
+    ],
+)
+def test_known_regressions_fail_their_check(case: str, capability: Capability, broken: str, tmp_path: Path) -> None:
+    (tmp_path / EXCHANGES).write_text((CASES / f"{case}.jsonl").read_text())
+    model = "smollm2" if capability == "chat" else "made"
+    contract = ALONE.model_copy(update={"capabilities": [capability]})
+    rows = {row.metric: row for row in parse_contract(tmp_path, contract, model, KINDS["vllm"])}
+    assert rows[broken].value == 0.0, rows[broken]
+    assert rows[broken].finding
 
 
 def test_the_stand_in_answers_as_vllm_did(measure_server: Measure, folder: Path) -> None:
@@ -128,6 +149,30 @@ def forgetting(role: str, last: bool = False) -> type[Healthy]:
 def leave_calls_in_text(_request: Document, spoken: Document) -> Document:
     written = "".join(f"<tool_call>{call}</tool_call>" for call in spoken["calls"])
     return {"content": written, "calls": [], "reason": "stop"} if spoken["calls"] else {}
+
+
+def leave_markup_in_streams(request: Document, spoken: Document) -> Document:
+    return {"content": "<|tool_call>call:get_weather{"} if spoken["calls"] and is_streamed(request) else {}
+
+
+def begin_with_a_role(request: Document, spoken: Document) -> Document:
+    """As a server does whose chat template has lost its generation prompt."""
+    is_form = "response_format" in request or "tools" in request or "messages" not in request or has_pictures(request)
+    return {} if is_form else {"content": f"assistant\n{spoken['content']}"}
+
+
+class EndlessTools(Healthy):
+    """Its streams of calls end without the last event."""
+
+    calls = False
+
+    def pieces(self, request: Document, spoken: Document) -> Iterator[Document]:
+        self.calls = bool(spoken["calls"])
+        return super().pieces(request, spoken)
+
+    def event(self, data: str) -> None:
+        if not (self.calls and data == "[DONE]"):
+            super().event(data)
 
 
 def calling(arguments: str | None, name: str | None = None, reason: str | None = None, *, only: str = "") -> type[Healthy]:
@@ -220,7 +265,7 @@ BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
     ),
     "counts again": (CountsAgain, {"chat_stream_usage", "responses_stream"}),
     "no usage": (NoUsage, {"chat_stream_usage"}),
-    "no end": (leaving_out("[DONE]"), {"chat_stream_end"}),
+    "no end": (leaving_out("[DONE]"), {"chat_stream_end", *IN_STREAMS}),
     "no reason": (
         NoReason,
         {"chat_stream", "chat_stream_usage", "chat_stream_end", "reasoning_stream", "reasoning_tags", *IN_STREAMS},
@@ -239,7 +284,16 @@ BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
     "another key": (calling('{"town": "Paris"}'), TOOLS),
     "list": (calling('["Paris"]'), TOOLS),
     "another tool": (calling(None, "get_wether"), TOOLS),
-    "stops at a call": (calling(None, reason="stop"), {"tools_auto"}),
+    "stops at a call": (calling(None, reason="stop"), {"tools_auto", *IN_STREAMS}),
+    "stops at a call in streams": (calling(None, reason="stop", only="stream"), IN_STREAMS),
+    "markup beside a call": (speaking(lambda _, said: {"content": "<pad><tool_call>"} if said["calls"] else {}), TOOLS),
+    "markup beside a streamed call": (speaking(leave_markup_in_streams), IN_STREAMS),
+    "markup where no call may be": (
+        speaking(lambda request, _: {"content": "[TOOL_CALLS]"} if request.get("tool_choice") == "none" else {}),
+        {"tools_none"},
+    ),
+    "tools' streams without an end": (EndlessTools, IN_STREAMS),
+    "role first": (speaking(begin_with_a_role), {"chat"}),
     "another city in streams": (calling('{"city": "Bern"}', only="stream"), IN_STREAMS),
     "calls anyway": (speaking(lambda request, _: PARIS if request.get("tool_choice") == "none" else {}), {"tools_none"}),
     "ignores required": (ignoring(str), {"tools_required"}),

@@ -41,6 +41,18 @@ OURS = [
 ]
 
 
+BAILIAN = [
+    json.dumps(
+        {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 521, "output_length": 132, "type": "text"}
+        | {"turn": 2, "hash_ids": list(range(1, 34))}
+    ),
+    json.dumps(
+        {"chat_id": 160, "parent_chat_id": -1, "timestamp": 62.364, "input_length": 48, "output_length": 9, "type": "text"}
+        | {"turn": 1, "hash_ids": [1, 2, 90]}
+    ),
+]
+
+
 def written(folder: Path, lines: list[str] | bytes) -> Path:
     path = folder / "trace"
     path.write_bytes(lines if isinstance(lines, bytes) else "\n".join([*lines, ""]).encode())
@@ -59,6 +71,15 @@ def test_mooncakes_trace_is_read_as_published(tmp_path: Path) -> None:
     # The second begins with one block of the first, the fourth with five of the third: 6 of 512 tokens.
     assert read.trace.shared_tok == 3072
     assert read.trace.shared_share == 3072 / (6758 + 2290 + 3121 + 3137)
+
+
+def test_bailians_trace_is_read_in_seconds_and_with_its_own_blocks(tmp_path: Path) -> None:
+    """alibaba-edu/qwen-bailian-usagetraces-anon: Mooncake's names, other units."""
+    read = read_trace(written(tmp_path, BAILIAN))
+    assert (read.form, read.trace.block_tok) == ("bailian", 16)
+    assert requests(read.trace) == [(0.0, 521, 132), (pytest.approx(1.25), 48, 9)]
+    # The second begins with two blocks of the first.
+    assert read.trace.shared_tok == 32
 
 
 def test_azures_trace_is_read_as_published(tmp_path: Path) -> None:

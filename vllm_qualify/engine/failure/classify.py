@@ -185,7 +185,9 @@ def _find_message_of_vllm(telling: list[str]) -> tuple[int, Family] | None:
     causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
     for index in islice(causes, _MOST_CAUSES):
         family = find_family(telling[index])
-        if family and family.fate not in NOT_OF_A_START:
+        # What a check of the configuration refuses is no failure of vLLM's own code, whichever message has the same words.
+        is_other = family and family.fate == "engine-bug" and _REFUSAL.match(telling[index])
+        if family and family.fate not in NOT_OF_A_START and not is_other:
             return index, family
     return None
 
@@ -195,12 +197,12 @@ def _fail_by_message(lines: list[str], telling: list[str], place: int, family: F
     return _make_failure(cast(FailureClass, family.fate), f"vLLM: {_shorten(said)}", [lines[place]], family.remedy)
 
 
-def _passes_through(path: str | None, lines: list[str], last: int) -> bool:
-    """Whether the traceback that ends in this line goes through the path."""
-    if path is None:
+def _passes_through(frame: re.Pattern[str] | None, lines: list[str], last: int) -> bool:
+    """Whether the traceback that ends in this line has such a frame."""
+    if frame is None:
         return True
     frames = takewhile(lambda line: "Traceback (most recent call last)" not in line, reversed(lines[:last]))
-    return any(path in line for line in islice(frames, _MOST_FRAME_LINES))
+    return any(frame.search(line[:_LONGEST_READ]) for line in islice(frames, _MOST_FRAME_LINES))
 
 
 def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
@@ -240,7 +242,9 @@ def _classify_given_up(lines: list[str], telling: list[str], end: End) -> Failur
         return _make_failure("hub-rate-limit", f"the server waits {wait['seconds']} s for the hub's rate limit (429)", last)
     ray = next((match for line in last if (match := _RAY_WAIT.search(line))), None)
     if ray:
-        return _make_failure("too-few-gpus", f"Ray waited {ray['seconds']} s for GPUs: the cluster has too few that are free", last)
+        return _make_failure(
+            "too-few-gpus", f"Ray waited {ray['seconds']} s for GPUs: the cluster has too few that are free", last
+        )
     waited = end.waited_s is not None
     what = f"no completion came back within {end.waited_s:g} s" if waited else "the server does not answer any more"
     said = f"; the log's last line: {_shorten(last[0])}" if last else "; it left no log"

@@ -46,7 +46,9 @@ _KERNELS = (
 )
 _QUANTIZATION = r"^(?:model_executor/layers/quantization|model_executor/layers/(?:utils|linear|vocab_parallel|parameter)|model_executor/parameter)"
 _MODELS = r"^(?:model_executor/(?:models|layers)|models/|model_executor/(?:utils|custom_op|model_arch))"
-_LOADING = r"^(?:model_executor/model_loader|model_executor/weight|utils/tensorizer|transformers_utils/(?:runai|s3|gguf)|assets/)"
+_LOADING = (
+    r"^(?:model_executor/model_loader|model_executor/weight|utils/tensorizer|transformers_utils/(?:runai|s3|gguf)|assets/)"
+)
 _FILES_OF_MODELS = r"^(?:transformers_utils|tokenizers|renderers|tool_parsers|reasoning|multimodal/(?:registry|processing|cache)|parser/|tokenizers_)"
 _WORKERS = r"^(?:v1/(?:worker|executor|engine|core|cudagraph|serial|fault)|worker/|executor/|engine/|forward_context|device_allocator|compilation)"
 _DISTRIBUTED = r"^distributed/"
@@ -77,6 +79,23 @@ _INVARIANT = (
     r"|open an issue|duplicate|must be called|before|only be called|expected .{0,60} got|mismatch|\bempty\b|unknown|invalid|not found|must|length"
 )
 
+_REFUSAL_WORDS = (
+    r"support|unsupported|incompatible|mutually exclusive|cannot be (?:used|combined|enabled|set|larger|greater|other)|only (?:available|valid|works?|for|with)"
+    r"|requires? |needs |not (?:allowed|valid for|compatible|implemented)|deprecated|has been removed|no valid|please (?:set|use|specify|choose|add|remove|disable)"
+    r"|disable|enable|must (?:enable|set|specify|provide)|exceeds?|too (?:many|large|small)|larger than|greater than|at (?:least|most)"
+)
+# Names as the command line, the configuration or the environment has them.
+_OPTION_WORDS = r"--\w|VLLM_|_config\b|_size\b|_backend\b|connector|\bargument|\boption|\bconfig|\bflag|\bmode\b|must be specified|not specified|is required"
+# What only vLLM's own code can give to its kernels.
+_OF_TENSORS = (
+    r"\b(?:tensors?|dtypes? (?:of|must|mismatch)|shapes?|strides?|ndim|contiguous|pointer|numel|rows|cols|columns|buffer|workspace|batch_size|cu_seqlens|seqlens?"
+    r"|num_tokens|topk_|out|query|key|value|hidden_states|logits|LSE|temperature|metadata|scratch|scale_?s?) (?:must|should|has|have|is|are|mismatch|cannot|does)"
+    r"|must (?:be|have) (?:Int|Float|BF16|FP|int|float|torch|uint|u?int\d|the same|equal|positive|non-negative|contiguous|\d-?D|on |CUDA)|got (?:\{\}|shape|dtype|device)|shape mismatch"
+    r"|expected \d|expected \{\} |Expected \w+-dimensional|same \[|out of range|is out of bounds"
+)
+# Where a configuration is read, and nothing else happens.
+_CONFIGURATION = r"^(?:config/|engine/arg_utils|envs\.py|entrypoints/(?:cli|launchers|openai/cli_args|common/cli_args|llm)|platforms/|utils/argparse|config\.py)"
+
 FAMILIES = [
     # A parent's words, and those of processes that end because another one did.
     _make_family(
@@ -87,21 +106,39 @@ FAMILIES = [
         r"|executor failed|shutting down|shutdown|api server .{0,20}(?:failed|exit|died)|terminated|error in inspecting model|cancel"
         r"|\bsee (?:the )?(?:stack trace|logs?|root cause)|failed to be inspected|aborting",
     ),
+    # Python's own words, which anybody may say.
+    _make_family(
+        "engine-bug",
+        _ANYWHERE,
+        r"has no attribute|object is not (?:callable|iterable|subscriptable)|unexpected keyword argument",
+    ),
     # What no server of the recipe's does: other programs and offline calls.
     _make_family(
         "request",
-        r"^(?:benchmarks/|entrypoints/(?:openai/(?!cli_args|api_server)|pooling|generate|anthropic|scale_out|speech|sagemaker|mcp|chat|cohere|ollama"
+        r"^(?:benchmarks/|.*/(?:test_|bench)|entrypoints/(?:openai/(?!cli_args|api_server)|pooling|generate|anthropic|scale_out|speech|sagemaker|mcp|chat|cohere|ollama"
         r"|score|rerank|logger|context|harmony|constants)|sampling_params|pooling_params|inputs?/|outputs\.py|v1/structured_output"
         r"|v1/sample/(?!ops)|v1/request|multimodal/(?:media|inputs|image|video|audio|parse|hasher|utils|budget|evs|processing)|parser/(?!abs)"
         r"|tool_parsers/(?!abs)|reasoning/(?!abs)|renderers/(?!chat_utils)|logits_process|beam_search|v1/engine/(?:input|output|detoken|logprobs"
         r"|parallel_sampling|processor|async_llm|exceptions)|exceptions\.py|sequence\.py|tasks\.py|model_executor/layers/pooler|lora/resolver|grpc/"
         r"|entrypoints/serve/(?!instrumentator)|entrypoints/(?:tool|utils/request))",
     ),
-    _make_family("request", r"^(?:model_executor/models|models/|transformers_utils/processors|multimodal/|renderers/|v1/worker)", rf"\b(?:{_OF_INPUTS})"),
+    _make_family(
+        "request",
+        r"^(?:model_executor/models|models/|transformers_utils/processors|multimodal/|renderers/|v1/worker)",
+        rf"\b(?:{_OF_INPUTS})",
+    ),
     # Memory.
-    _make_family("kv-cache-too-small", r"^(?:v1/core/kv_cache|v1/worker|config/|v1/engine)", r"kv cache is needed|available kv cache|cache blocks"),
+    _make_family(
+        "kv-cache-too-small",
+        r"^(?:v1/core/kv_cache|v1/worker|config/|v1/engine)",
+        r"kv cache is needed|available kv cache|cache blocks",
+    ),
     _make_family("gpu-memory-in-use", r"^v1/worker", r"free memory on device|memory profiling|less than desired GPU"),
-    _make_family("out-of-memory", _ANYWHERE, r"available memory on node|CPU memory|host memory.{0,30}(?:exceed|insufficient|enough)|shared memory.{0,40}(?:full|enough|exceed)"),
+    _make_family(
+        "out-of-memory",
+        _ANYWHERE,
+        r"available memory on node|CPU memory|host memory.{0,30}(?:exceed|insufficient|enough)|shared memory.{0,40}(?:full|enough|exceed)",
+    ),
     _make_family("cuda-out-of-memory", _ANYWHERE, _NO_MEMORY),
     # Packages that are missing, and programs that cannot be started.
     _make_family("broken-installation", r"^(?!config/(?:attention|vllm))", rf"(?:{_NOT_INSTALLED})"),
@@ -120,32 +157,76 @@ FAMILIES = [
         r"time.?out|timed out|waiting for .*(?:start|ready|join|ranks?|clients?)|connection|(?:fail|unable|could not).{0,20} connect|handshake|rendezvous"
         r"|no route|\bbarrier",
     ),
-    _make_family("too-few-gpus", _ANYWHERE, r"placement group|number of available (?:GPUs|nodes)|not enough (?:GPUs|nodes|resources)|available GPUs|cluster does not have"),
-    _make_family("no-gpu", r"^(?:platforms|config/device|third_party/pynvml|utils|device_allocator)", r"infer device|NVML|no (?:GPU|device)|visible|device (?:id|ordinal|index)|amdsmi|GCN arch"),
+    _make_family(
+        "too-few-gpus",
+        _ANYWHERE,
+        r"placement group|number of available (?:GPUs|nodes)|not enough (?:GPUs|nodes|resources)|available GPUs|cluster does not have",
+    ),
+    _make_family(
+        "no-gpu",
+        r"^(?:platforms|config/device|third_party/pynvml|utils|device_allocator)",
+        r"infer device|NVML|no (?:GPU|device)|visible|device (?:id|ordinal|index)|amdsmi|GCN arch",
+    ),
     _make_family("compile-cache", r"^compilation", r"cache|artifact|corrupt"),
     _make_family("nccl-failure", rf"{_DISTRIBUTED}device_communicators", r"NCCL|\bnccl|all.?reduce|rccl|custom_all"),
     # A model's code, configuration, tokenizer and weights.
-    _make_family("refused-configuration", r"^model_executor/model_loader|^transformers_utils/(?:runai|s3)", r"load.?format|extra config|quantization=|enable_|not support|unsupported|option|argument|`\w+`|--\w"),
+    _make_family(
+        "refused-configuration",
+        r"^model_executor/model_loader|^transformers_utils/(?:runai|s3)",
+        r"config file for|load.?format|extra config|quantization=|enable_|not support|unsupported|option|argument|`\w+`|--\w",
+    ),
     _make_family("weights-do-not-fit", _LOADING, _WEIGHTS),
     _make_family("incomplete-model", _LOADING),
-    _make_family("refused-configuration", r"^lora/", "", "take another adapter, or change the options of adapters (max-loras, max-lora-rank)"),
-    _make_family("refused-configuration", rf"{_QUANTIZATION}|{_MODELS}|{_KERNELS}", _DIVIDED, "a smaller tensor-parallel-size, or what vLLM names"),
+    _make_family(
+        "refused-configuration",
+        r"^lora/",
+        "",
+        "take another adapter, or change the options of adapters (max-loras, max-lora-rank)",
+    ),
+    _make_family(
+        "refused-configuration",
+        rf"{_QUANTIZATION}|{_MODELS}|{_KERNELS}",
+        _DIVIDED,
+        "a smaller tensor-parallel-size, or what vLLM names",
+    ),
+    _make_family("engine-bug", rf"{_QUANTIZATION}|{_KERNELS}", _OF_TENSORS),
     _make_family("unsupported-quantization", _QUANTIZATION),
-    _make_family("unsupported-backend", _KERNELS),
+    _make_family("unsupported-backend", _KERNELS, rf"{_REFUSAL_WORDS}|{_GPU_WORDS}|backend|kernel"),
+    _make_family("engine-bug", _KERNELS),
     _make_family("weights-do-not-fit", _MODELS, rf"\b(?:{_WEIGHTS})"),
-    _make_family("refused-configuration", _MODELS, r"pipeline|parallel|lora|enable|--\w|quantiz|cudagraph|CUDA graph|speculative|eagle|mtp|kv.?cache|dtype|prefix"),
+    _make_family(
+        "refused-configuration",
+        _MODELS,
+        r"pipeline|parallel|lora|enable|--\w|quantiz|cudagraph|CUDA graph|speculative|eagle|mtp|kv.?cache|dtype|prefix",
+    ),
     _make_family("unsupported-architecture", _MODELS),
     _make_family("incomplete-model", _FILES_OF_MODELS, r"file|json|config|missing|token|template|not found|load|vocab"),
     _make_family("unsupported-architecture", _FILES_OF_MODELS),
     # Options.
-    _make_family("unsupported-quantization", r"^(?:config/|platforms/|engine/arg)", rf"quantiz.{{0,120}}(?:{_GPU_WORDS}|not support|unsupported)"),
-    _make_family("unsupported-backend", r"^(?:config/|platforms/|engine/arg)", r"backend.{0,120}(?:not support|unsupported|not valid|only|requires|no valid)"),
-    _make_family("refused-configuration", _OPTIONS),
-    _make_family("refused-configuration", _WORKERS, r"support|require|must be|should be|cannot|incompatible|only|too (?:many|large|small)|please|set |use |--\w|exceed|invalid|unknown"),
-    _make_family("refused-configuration", _DISTRIBUTED, r"support|require|must be|should be|cannot|incompatible|only|please|set |use |--\w|invalid|unknown|must"),
+    _make_family(
+        "unsupported-quantization",
+        r"^(?:config/|platforms/|engine/arg)",
+        rf"quantiz.{{0,120}}(?:{_GPU_WORDS}|not support|unsupported)",
+    ),
+    _make_family(
+        "unsupported-backend",
+        r"^(?:config/|platforms/|engine/arg)",
+        r"backend.{0,120}(?:not support|unsupported|not valid|only|requires|no valid)",
+    ),
+    _make_family(
+        "invalid-value",
+        _OPTIONS,
+        r"valid (?:options|values|modes|kinds|choices|backends)? ?are|must be one of|expected one of|choose from",
+    ),
+    _make_family("refused-configuration", _CONFIGURATION),
+    _make_family("refused-configuration", _OPTIONS, rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
+    _make_family("engine-bug", _OPTIONS),
+    _make_family("refused-configuration", rf"{_WORKERS}|{_DISTRIBUTED}", rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
     # vLLM's own assumptions.
-    _make_family("engine-bug", _ANYWHERE, rf"(?:{_INVARIANT})"),
-    _make_family("engine-bug", rf"{_WORKERS}|{_DISTRIBUTED}|^utils/"),
+    _make_family(
+        "engine-bug",
+        r"^(?:v1|worker|executor|engine|distributed|utils|compilation|device_allocator|model_executor|models|third_party|multimodal)",
+    ),
 ]
 
 

@@ -69,7 +69,9 @@ MEANINGS: dict[FailureClass, Meaning] = {
     "driver-too-old": Meaning("host", False, "update this host's NVIDIA driver, or use an image for an older CUDA"),
     "no-gpu": Meaning("host", False, "give the server a GPU, and check it with `nvidia-smi` where the server runs"),
     "too-few-gpus": Meaning("host", False, "use a machine with more GPUs; or lower the recipe's parallel sizes"),
-    "gpu-broken": Meaning("host", False, "reset or replace the GPU (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`), or use another host"),
+    "gpu-broken": Meaning(
+        "host", False, "reset or replace the GPU (`nvidia-smi -q -d ECC,PAGE_RETIREMENT`), or use another host"
+    ),
     "broken-installation": Meaning(
         "host", False, "install the engine and the packages that it needs anew, or serve an image, which has them all"
     ),
@@ -80,7 +82,9 @@ MEANINGS: dict[FailureClass, Meaning] = {
         "host", True, "remove vLLM's folder torch_compile_cache (or the named file) from this host's cache, and try again"
     ),
     "no-permission": Meaning(
-        "host", False, "let the server's user write its caches: set HOME, or TRITON_CACHE_DIR and VLLM_CACHE_ROOT, to such a folder"
+        "host",
+        False,
+        "let the server's user write its caches: set HOME, or TRITON_CACHE_DIR and VLLM_CACHE_ROOT, to such a folder",
     ),
     "disk-full": Meaning("host", False, "free space on the disk of the hub's cache, of vLLM's cache and of /tmp"),
     "process-limit": Meaning(
@@ -101,5 +105,7 @@ MEANINGS: dict[FailureClass, Meaning] = {
     # A slow host looks the same, but nothing in the log says so, and the recipe sets the time that this release may take.
     "hung": Meaning("release", False, "see the log's last line; raise startup_timeout_s if it only needs longer"),
     # Whose fault it is nobody can say from a log that nobody has read before.
-    "unknown": Meaning("unclear", False, "read the log's lines: they name the last cause; and tell us of a log that should be known"),
+    "unknown": Meaning(
+        "unclear", False, "read the log's lines: they name the last cause; and tell us of a log that should be known"
+    ),
 }

@@ -6,6 +6,7 @@
 import gzip
 import json
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from vllm_qualify.engine.failure.families import Family, decide
 from vllm_qualify.recipe.loading import catalog_folder
 
 # A message with fewer literal words could be anybody's.
-LEAST_WORDS = 3
+LEAST_WORDS = 4
 VALUE = "{}"
 _Pair = tuple[str, str]
 
@@ -28,6 +29,8 @@ class Statement(NamedTuple):
     """the exception's class; empty for a logged message"""
     text: str
     """the message, `{}` for each value"""
+    anchor: int
+    """the place, among the words of the text's first line, of two words that find it"""
     versions: list[int]
     """the versions that have it, as places in the table's list of versions"""
 
@@ -53,26 +56,32 @@ def find_family(said: str) -> Family | None:
     return decide(longest.place, longest.text) if longest else None
 
 
-def is_readable(text: str) -> bool:
-    """Whether the message has words enough to be known again in a log."""
-    words = [word for word in _first_line(text).split() if VALUE not in word and len(word) > 1]
-    return len(words) >= LEAST_WORDS and bool(_whole_pairs(text))
-
-
 @cache
 def _index_messages() -> dict[_Pair, list[Statement]]:
-    """By the two words side by side that the fewest messages have."""
-    readable = [each for each in read_table().statements if is_readable(each.text)]
-    common = Counter(pair for each in readable for pair in _whole_pairs(each.text))
+    """By the two words side by side that find a message. What is only logged may be survived, and is not looked for."""
     index = defaultdict(list)
-    for each in readable:
-        index[min(_whole_pairs(each.text), key=common.__getitem__)].append(each)
+    for each in read_table().statements:
+        if each.raised:
+            words = _first_line(each.text).split(maxsplit=each.anchor + 2)
+            index[words[each.anchor], words[each.anchor + 1]].append(each)
     return index
 
 
-def _whole_pairs(text: str) -> list[_Pair]:
-    """Words that stand side by side in every log with this message."""
-    return [pair for pair in pairwise(_first_line(text).split()) if VALUE not in pair[0] and VALUE not in pair[1]]
+def anchor_messages(texts: Iterable[str]) -> dict[str, int]:
+    """For each text that can be known again in a log, the place of its first of two words that the fewest of the texts have."""
+    pairs = {text: found for text in texts if (found := _whole_pairs(text)) and _count_words(text) >= LEAST_WORDS}
+    common = Counter(pair for found in pairs.values() for pair in set(found.values()))
+    return {text: min(found, key=lambda place: common[found[place]]) for text, found in pairs.items()}
+
+
+def _count_words(text: str) -> int:
+    return sum(VALUE not in word and len(word) > 1 for word in _first_line(text).split())
+
+
+def _whole_pairs(text: str) -> dict[int, _Pair]:
+    """Words that stand side by side in every log with this message, by the place of the first."""
+    pairs = enumerate(pairwise(_first_line(text).split()))
+    return {place: pair for place, pair in pairs if VALUE not in pair[0] and VALUE not in pair[1]}
 
 
 def _first_line(text: str) -> str:

@@ -14,7 +14,11 @@ _NO_PARSER = "tool choice requires --enable-auto-tool-choice"
 _TOO_LONG = re.compile(
     r"maximum context length (?:is|of) (?P<most>\d+) tokens[^\n]{0,200}?(?:contains|requested|has|resulted in)(?: at least)? (?P<tokens>\d+)"
 )
-_NOT_REACHED = re.compile(r"Couldn't reach '(?P<data>[^'\n]{1,200})' on the Hub|(?:HfHubHTTPError|ConnectTimeout|ReadTimeout|MaxRetryError): [^\n]{1,300}")
+_NOT_REACHED = re.compile(
+    r"^(?:\w{1,40}\.){0,6}(?:ConnectionError: Couldn't reach '[^'\n]{1,200}' on the Hub|HfHubHTTPError: |ConnectTimeout: |ReadTimeout: |MaxRetryError: )"
+    r"[^\n]{0,300}",
+    re.M,
+)
 _REFUSED = re.compile(r"API request failed! Status code: (?P<status>\d{3}), Response text: (?P<why>[^\n]{1,300})")
 
 

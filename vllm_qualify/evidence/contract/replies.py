@@ -23,13 +23,13 @@ def need(holds: object, sentence: str) -> None:
         raise BrokenError(sentence)
 
 
-# What the templates and parsers of vLLM's model families put around thoughts, calls and turns: `<tool_call>`, `<|im_end|>`,
+# What the templates and parsers of vLLM's model families put around calls and turns: `<tool_call>`, `<|im_end|>`,
 # `[TOOL_CALLS]`, `<|tool_call>`, `<｜tool▁calls▁begin｜>`, `<function=name>`, `<pad>` and their like.
 _MARKUP = re.compile(
     r"</?[|｜][^<>\n]{1,60}>|<[^<>|\n]{1,30}\|>"
-    r"|</?[\w:|]{0,20}(?:tool|function|invoke|arg_|param|think|scratch_pad)[\w:|]{0,20}(?:[\s=][^<>\n]{0,80})?>"
+    r"|</?[\w:|]{0,20}(?:tool|function|invoke|arg_|param)[\w:|]{0,20}(?:[\s=][^<>\n]{0,80})?>"
     r"|</?(?:pad|unk|eos|bos|s|call|assistant|user|escape|sop)>|<(?:start|end)_of_turn>"
-    r"|\[/?(?:TOOL_\w{1,20}|AVAILABLE_TOOLS|ARGS|CALL_ID|THINK|INST|gMASK)\]|\]<\]\w{1,20}\[>\[",
+    r"|\[/?(?:TOOL_\w{1,20}|AVAILABLE_TOOLS|ARGS|CALL_ID|INST|gMASK)\]|\]<\]\w{1,20}\[>\[",
     re.I,
 )
 _ROLE = re.compile(r"\s*(?:assistant|user|system|model)\s*[:\n]", re.I)
@@ -39,7 +39,9 @@ def check_content(name: str, content: str) -> None:
     """Check that a reply's content has nothing of a template: no markup of calls and thoughts, no role at its beginning."""
     markup = _MARKUP.search(content)
     need(not markup, f"the content of '{name}' has markup, {markup and markup[0]!r}: {shorten(content)}")
-    begins = f"the content of '{name}' begins with a role, as if the chat template lacked its generation prompt: {shorten(content)}"
+    begins = (
+        f"the content of '{name}' begins with a role, as if the chat template lacked its generation prompt: {shorten(content)}"
+    )
     need(not _ROLE.match(content), begins)
 
 

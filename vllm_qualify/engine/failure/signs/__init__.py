@@ -7,13 +7,5 @@ several signs are in the same line, the first one here wins.
 from vllm_qualify.engine.failure.signs import ends, gpus, host, memory, models, options, support
 from vllm_qualify.engine.failure.signs.sign import Sign
 
-SIGNS: list[Sign] = [
-    *options.SIGNS,
-    *models.SIGNS,
-    *support.SIGNS,
-    *memory.SIGNS,
-    *gpus.SIGNS,
-    *host.SIGNS,
-    *ends.SIGNS,
-]
+SIGNS: list[Sign] = [*options.SIGNS, *models.SIGNS, *support.SIGNS, *memory.SIGNS, *gpus.SIGNS, *host.SIGNS, *ends.SIGNS]
 GENERAL_SIGNS = ends.GENERAL_SIGNS

@@ -5,11 +5,35 @@ from vllm_qualify.engine.failure.signs.sign import make_sign
 SIGNS = [
     make_sign(
         "crashed", r"^!+ Segfault encountered !+", "native code of the server crashed with a segmentation fault (SIGSEGV)"
-    ),
+    )
 ]
 
 # Words that a cause with a remedy of its own may come with: they count where no sign above is in the log.
 GENERAL_SIGNS = [
+    make_sign(
+        "unsupported-backend",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device|\barch|[Ss][Mm]_?\d|capability))"
+        r"[^\n]{0,300}(?:not supported|unsupported|does not support|not implemented for)[^\n]{0,200})",
+        "a kernel or backend does not fit the model or this GPU: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|unsupported|does not support|mutually exclusive)[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+    ),
+    make_sign(
+        "engine-bug",
+        r"^RuntimeError: (?P<why>Cannot re-initialize CUDA in forked subprocess)",
+        "a process of the engine was forked after CUDA was used: {why}",
+        "set VLLM_WORKER_MULTIPROC_METHOD to spawn, and report it with the log",
+    ),
+    make_sign(
+        "engine-bug",
+        r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError|RecursionError|AssertionError"
+        r"|RuntimeError: (?:shape '|mat1 and mat2|The size of tensor a|Expected all tensors|expected scalar type|Tensors must have same))[^\n]{0,300})",
+        "the engine's own code failed: {what}",
+        through=r"/(?:vllm|sglang|tensorrt_llm|vllm_\w{1,30})/",
+    ),
     make_sign(
         "crashed",
         r"(?:CUDA error|HIP error|CUDA driver error|Triton Error \[\w{1,10}\]|Cuda failure|Failed: (?:Cuda|HIP) error \S{1,200}):? '?(?P<what>[^'\n]{1,200})",
@@ -17,7 +41,7 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "crashed",
-        r"(?P<what>CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
+        r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
         "native code of the release failed on the GPU: {what}",
     ),
     make_sign(
@@ -27,12 +51,14 @@ GENERAL_SIGNS = [
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
     make_sign(
-        "no-compiler", r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}", "kernels for the GPU could not be built: {whole}"
+        "no-compiler",
+        r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}",
+        "kernels for the GPU could not be built: {whole}",
     ),
     make_sign(
-        "broken-installation",
-        r"^AttributeError: (?:partially initialized )?module '(?P<module>[\w.]{1,100})' has no attribute '(?P<name>\w{1,100})'",
-        "packages of the engine do not fit together: {module} has no {name}",
+        "unknown",
+        r"(?P<what>Model architectures? [^\n]{1,200} failed to be inspected)",
+        "the engine could not import the model's code: {what}; the reason stands in the lines before",
     ),
     make_sign(
         "refused-configuration",

@@ -61,12 +61,7 @@ SIGNS = [
     make_sign(
         "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
     ),
-
-    make_sign(
-        "nccl-failure",
-        r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'",
-        "NCCL: {what}",
-    ),
+    make_sign("nccl-failure", r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'", "NCCL: {what}"),
     make_sign(
         "nccl-failure",
         r"RPC call to (?P<call>\w{1,60}) timed out",
@@ -123,7 +118,9 @@ SIGNS = [
         "this vLLM does not read a GPU's UUID: {name}",
         "name the GPUs by their numbers in CUDA_VISIBLE_DEVICES",
     ),
-    make_sign("too-few-gpus", r"(?:CUDA|HIP) error: invalid device ordinal", "the server sees fewer GPUs than it was told: {whole}"),
+    make_sign(
+        "too-few-gpus", r"(?:CUDA|HIP) error: invalid device ordinal", "the server sees fewer GPUs than it was told: {whole}"
+    ),
     make_sign(
         "too-few-gpus",
         r"Cannot provide a placement group of [^\n]{1,200}|The current node has no GPU available[^\n]{0,100}"

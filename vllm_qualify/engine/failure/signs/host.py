@@ -46,7 +46,6 @@ SIGNS = [
         r"^(?:ModuleNotFoundError|ImportError): (?P<why>.+)",
         "a Python package of the engine cannot be imported: {why}",
     ),
-
     make_sign(
         "compile-cache",
         r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph|artifact|function)s?[^\n]{0,100}",
@@ -57,6 +56,12 @@ SIGNS = [
         r"(?P<file>/\S{0,300}(?:\.triton|torchinductor|torch_compile_cache|\.cache/(?:vllm|flashinfer))\S{0,200}): "
         r"(?:file too short|invalid ELF header|cannot open shared object file[^\n]{0,60})",
         "what an earlier start compiled and kept is broken: {file}",
+    ),
+    make_sign(
+        "compile-cache",
+        r"^(?:_pickle\.UnpicklingError|EOFError|(?:json\.decoder\.)?JSONDecodeError|zipfile\.BadZipFile)(?:: (?P<why>[^\n]{1,200}))?$",
+        "what an earlier start compiled and kept is broken, or another start was writing it: {whole}",
+        through=r"(?:compil|inductor|triton/)",
     ),
     make_sign(
         "no-permission",
@@ -87,7 +92,7 @@ SIGNS = [
     ),
     make_sign(
         "no-compiler",
-        r'Assertion error \(\S{0,200}jit/compiler\.hpp:\d+\): (?P<why>[^\n]{1,200})',
+        r"Assertion error \(\S{0,200}jit/compiler\.hpp:\d+\): (?P<why>[^\n]{1,200})",
         "DeepGEMM could not compile a kernel: {why}",
         _NVCC_REMEDY,
     ),
@@ -128,5 +133,10 @@ SIGNS = [
         r"|A module that was compiled using NumPy 1\.x cannot be run|mismatches the version that was used to compile PyTorch"
         r"|(?P<file>\S{1,200}\.so[\d.]{0,20}): cannot open shared object file",
         "libraries of the engine do not fit together: {whole}",
+    ),
+    make_sign(
+        "broken-installation",
+        r"^AttributeError: (?:partially initialized )?module '(?P<module>[\w.]{1,100})' has no attribute '(?P<name>\w{1,100})'",
+        "packages of the engine do not fit together: {module} has no {name}",
     ),
 ]

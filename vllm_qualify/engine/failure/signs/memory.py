@@ -1,8 +1,6 @@
 """Signs of memory that ran out, of GPUs and of the host."""
 
-import re
-
-from vllm_qualify.engine.failure.signs.sign import NEXT_LINES, Sign, line_up_to, make_sign
+from vllm_qualify.engine.failure.signs.sign import NEXT_LINES, line_up_to, make_sign
 
 _KV_CACHE_NEEDED = (
     r"max seq len \((?P<asked>\d+)\), \((?P<needed>[\d.]+) GiB KV cache is needed, "
@@ -57,16 +55,16 @@ SIGNS = [
         "lower max-num-seqs or gpu-memory-utilization",
     ),
     # No setting of the KV cache helps here.
-    Sign(
+    make_sign(
         "cuda-out-of-memory",
-        re.compile(rf"CUDA out of memory\. {_ALLOCATION}"),
+        rf"(?:CUDA|HIP) out of memory\. {_ALLOCATION}",
         "the weights do not fit: GPU {gpu} ran out of memory while they were loaded: {asked} asked for, {free} of {total} free",
         "use more GPUs (tensor-parallel-size), a variant with smaller weights, or GPUs with more memory",
         through="/model_executor/model_loader/",
     ),
     make_sign(
         "cuda-out-of-memory",
-        rf"CUDA out of memory\. {_ALLOCATION}",
+        rf"(?:CUDA|HIP) out of memory\. {_ALLOCATION}",
         "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
     ),
     # NCCL noticed it, but is not the cause.
@@ -77,7 +75,7 @@ SIGNS = [
     ),
     make_sign(
         "cuda-out-of-memory",
-        r"CUDA error: out of memory|CUDA out of memory|torch\.OutOfMemoryError",
+        r"(?:CUDA|HIP)(?: error:)? out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory",
         "the GPU ran out of memory",
     ),
     make_sign(
@@ -95,7 +93,6 @@ SIGNS = [
         r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
         "the host's memory ran out: {whole}",
     ),
-
     make_sign(
         "kv-cache-too-small",
         r"max_num_seqs \((?P<asked>\d+)\) exceeds available Mamba cache blocks \((?P<has>\d+)\)",
@@ -109,12 +106,6 @@ SIGNS = [
         "{free} of {total} GiB of the host's memory were free, the KV cache asks for {asked} GiB",
         "lower VLLM_CPU_KVCACHE_SPACE or kv-cache-memory-bytes, or stop what else uses the host's memory",
     ),
-    make_sign(
-        "cuda-out-of-memory",
-        rf"HIP out of memory\. {_ALLOCATION}",
-        "GPU {gpu} ran out of memory: {asked} asked for, {free} of {total} free",
-    ),
-    make_sign("cuda-out-of-memory", r"HIP out of memory|hipErrorOutOfMemory|HIP error: out of memory", "the GPU ran out of memory"),
     make_sign(
         "out-of-memory",
         r"(?P<what>insufficient shared memory \(shm\)|unable to (?:open|allocate|mmap) shared memory[^\n]{0,100}"

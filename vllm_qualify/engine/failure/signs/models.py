@@ -75,7 +75,6 @@ SIGNS = [
     ),
     make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
-
     make_sign(
         "unsupported-architecture",
         r"The checkpoint you are trying to load has model type `(?P<type>[^`\n]{1,100})` but Transformers does not recognize",
@@ -131,10 +130,13 @@ SIGNS = [
         r"Attempted to load weight \((?P<has>[^)\n]{1,100}\)?)\) into parameter \((?P<wants>[^)\n]{1,100}\)?)\)",
         "a weight's shape is {has}, and the model's parameter has {wants}",
     ),
-    make_sign("weights-do-not-fit", r"size mismatch for (?P<name>\S{1,200}): ", "the shape of the weight {name} is not the model's"),
+    make_sign(
+        "weights-do-not-fit", r"size mismatch for (?P<name>\S{1,200}): ", "the shape of the weight {name} is not the model's"
+    ),
     make_sign(
         "weights-do-not-fit",
-        r"^(?:KeyError|AttributeError): [^\n]{0,200}?'(?P<name>(?:\w{1,100}\.){1,20}\w{0,60}(?:weight|bias|scale|zero_point|qzeros)\w{0,30})'",
+        r"^KeyError: '(?P<name>(?:\w{1,100}\.){1,20}\w{0,60}(?:weight|bias|scale|zero_point|qzeros)\w{0,30}"
+        r"|(?:\w{1,100}\.){0,10}(?:layers|blocks|h)\.\d{1,4}\.[\w.]{1,200})'",
         "the checkpoint has a weight that this vLLM's model does not have: {name}",
     ),
     make_sign(
@@ -142,6 +144,12 @@ SIGNS = [
         r"^(?:AssertionError(?::[^\n]{0,300})?$|RuntimeError: The (?:expanded )?size of (?:the )?tensor[^\n]{0,300})",
         "the shape of a weight is not that of the model's parameter: {whole}",
         through=", in load_weights",
+    ),
+    make_sign(
+        "incomplete-model",
+        r"^(?:json\.decoder\.)?JSONDecodeError: (?P<why>[^\n]{1,200})",
+        "a JSON file of the model is broken: {why}",
+        through=r"/(?:transformers|transformers_utils|tokenizers|huggingface_hub)/",
     ),
     make_sign(
         "hub-unreachable",

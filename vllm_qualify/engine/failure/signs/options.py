@@ -16,8 +16,12 @@ SIGNS = [
         r"error: argument (?P<flag>\S+): \d+ validation errors? for [^\n]+\n +(?P<why>.+?)(?= \[type=|$)",
         "vLLM refuses the value of {flag}: {why}",
     ),
+    make_sign(
+        "invalid-value",
+        r"^\S{0,100}ValidationError: \d+ validation errors? for (?P<config>\w{1,100})\n(?P<key>[\w.]{1,200})\n +(?P<why>.+?)(?= \[type=|$)",
+        "vLLM refuses the value of {config}.{key}: {why}",
+    ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
-
     make_sign(
         "invalid-value",
         r"The supplied chat template (?:string )?\((?P<name>[^)\n]{1,300})\) (?:appears path-like|looks like a file path)",

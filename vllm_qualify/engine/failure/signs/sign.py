@@ -11,7 +11,7 @@ class Sign(NamedTuple):
 
     The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the line
     where the group `telling` begins is shown first, or else the match's first line. With `through`, the match counts only as
-    the end of a traceback that has this path in a frame.
+    the end of a traceback with a frame that has this in its line.
     """
 
     kind: FailureClass
@@ -19,7 +19,7 @@ class Sign(NamedTuple):
     problem: str
     remedy: str | None = None
     retry: bool | None = None
-    through: str | None = None
+    through: re.Pattern[str] | None = None
 
 
 def make_sign(
@@ -30,7 +30,7 @@ def make_sign(
     retry: bool | None = None,
     through: str | None = None,
 ) -> Sign:
-    return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry, through)
+    return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry, re.compile(through) if through else None)
 
 
 NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"

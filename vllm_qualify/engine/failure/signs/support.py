@@ -36,7 +36,6 @@ SIGNS = [
         r"Unknown attention backend: '(?P<name>[^'\n]{1,100})'\. Valid options are: (?P<valid>.+)",
         "this vLLM has no attention backend {name}",
     ),
-
     make_sign(
         "refused-configuration",
         r"Bfloat16 is only supported on GPUs with compute capability of at least (?P<least>\d+\.\d+)\. Your (?P<gpu>[^\n]{1,100}?) GPU",
