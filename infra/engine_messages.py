@@ -121,7 +121,8 @@ def describe(table: MessageTable) -> Iterator[str]:
         ending = [fate for fate in fates.values() if fate not in NOT_OF_A_START]
         decided = [fate for fate in ending if fate]
         new = [each for each in raised if each.versions[0] == place and place and fates[each[:3]] is None]
-        yield f"{version}: {len(said)} messages, {len(raised)} of them raised; {len(ending)} can end a start, {len(decided) / len(ending):.1%} of them decided"
+        share = f"{len(decided) / len(ending):.1%} of them decided"
+        yield f"{version}: {len(said)} messages, {len(raised)} of them raised; {len(ending)} can end a start, {share}"
         yield from (f"  new, not decided: {each.place}: {each.raised}: {each.text[:120]}" for each in new)
 
 

@@ -80,6 +80,8 @@ LOWER_IS_BETTER = {
     "output_tok_per_answer",
     "looping_answers",
     "other_script_answers",
+    "unread_answers",
+    "lost_by_form_answers",
     "unthinking_answers",
     "answer_nll_nat_per_tok",
     "text_nll_nat_per_tok",

@@ -1,8 +1,9 @@
 """Failure classes on real logs: captured/README.md tells where each comes from."""
 
+import json
 import re
 import time
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -87,18 +88,21 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
         ["SpeculativeConfig", "made_key", "Unexpected keyword"],
     ),
     (
-        "  Value error, Model architectures ['MadeForCausalLM'] failed to be inspected. Please check the logs for more details.",
+        "  Value error, Model architectures ['MadeForCausalLM'] failed to be inspected. Please check the logs for more "
+        "details.",
         "unknown",
         ["MadeForCausalLM", "could not import"],
     ),
     # Words of vLLM 0.32: lora_model.py, weight_utils.py, models/utils.py, platforms, utils of CUDA graphs.
     (
-        "ValueError: While loading /made/adapter, expected target modules in ['q_proj'] but received ['made_proj']. Please verify",
+        "ValueError: While loading /made/adapter, expected target modules in ['q_proj'] but received ['made_proj']. "
+        "Please verify",
         "refused-configuration",
         ["/made/adapter", "made_proj"],
     ),
     (
-        "ValueError: MadeForCausalLM has no vLLM implementation and the Transformers implementation is not compatible with vLLM.",
+        "ValueError: MadeForCausalLM has no vLLM implementation and the Transformers implementation is not compatible "
+        "with vLLM.",
         "unsupported-architecture",
         ["MadeForCausalLM"],
     ),
@@ -125,12 +129,13 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
         ["model.made.weight"],
     ),
     (
-        'Traceback (most recent call last):\n  File "/made/models/made.py", line 9, in load_weights\n    made()\nAssertionError',
+        'Traceback (most recent call last):\n  File "/made/models/made.py", line 9, in load_weights\n    m()\nAssertionError',
         "weights-do-not-fit",
         ["AssertionError"],
     ),
     (
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 192.00 GiB of which "
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 192.00 "
+        "GiB of which "
         "1.00 GiB is free.",
         "cuda-out-of-memory",
         ["2.00 GiB", "192.00 GiB"],
@@ -173,6 +178,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
     ("OSError: [Errno 24] Too many open files: '/made/model.safetensors'", "process-limit", ["Too many open files"]),
     ("AttributeError: module 'made' has no attribute 'made_fn'", "broken-installation", ["made_fn"]),
 ]
+TOLD_BY_OTHERS = json.loads((CAPTURED.with_name("told") / "cases.json").read_text())
 # What ends a server by its own words; the other logs say nothing, and the end decides.
 SEEN_IN_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.kind not in ("killed", "crashed", "unknown")]
 
@@ -362,8 +368,16 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
         for case in [*CASES, *MADE_CASES]
         if sign.kind == case.kind and sign.pattern.search(unprefixed(case.text))
     }
+    told = [(case["kinds"], unprefixed(text_of_others(case))) for case in TOLD_BY_OTHERS]
+    by_log |= {
+        sign.pattern.pattern for sign in signs for kinds, text in told if sign.kind in kinds and sign.pattern.search(text)
+    }
     by_line = {sign.pattern.pattern for sign in signs for line, _, _ in MADE if sign.pattern.search(line)}
     assert by_log | by_line == patterns
+
+
+def text_of_others(case: dict[str, Any]) -> str:
+    return (CAPTURED.with_name("told") / f"{case['log']}.log").read_text()
 
 
 def unprefixed(text: str) -> str:
@@ -413,3 +427,11 @@ def test_a_long_log_is_read_in_seconds() -> None:
     lines = BY_LOG["unknown-first-completion"].text
     failure = classify_log(lines * 500, KILLED)
     assert failure.kind == "killed"
+
+
+@pytest.mark.parametrize("case", TOLD_BY_OTHERS, ids=[case["log"] for case in TOLD_BY_OTHERS])
+def test_what_others_told_of_has_the_class_and_turn_that_were_decided_by_hand(case: dict[str, Any]) -> None:
+    failure = classify_log(text_of_others(case), End(exit_code=case["exit_code"], waited_s=case["waited_s"]))
+    assert failure.kind in case["kinds"], failure.problem
+    assert failure.whose_turn in case["turns"]
+    assert "{" not in failure.remedy

@@ -65,7 +65,8 @@ READ: list[tuple[str, str, FailureClass]] = [
     (
         "v1/engine/core_client.py",
         "TimeoutError: Timed out waiting for engine core processes to start. This is often caused by slow weight loading for"
-        " large models. Waited 600s (configured by VLLM_ENGINE_READY_TIMEOUT_S). To increase the timeout, set the environment variable: VLLM_ENGINE_READY_TIMEOUT_S=<seconds>",
+        " large models. Waited 600s (configured by VLLM_ENGINE_READY_TIMEOUT_S). To increase the timeout, set the "
+        "environment variable: VLLM_ENGINE_READY_TIMEOUT_S=<seconds>",
         "rendezvous",
     ),
     ("v1/executor/ray_utils.py", "ValueError: Placement group bundle cannot have more than 1 GPU.", "too-few-gpus"),

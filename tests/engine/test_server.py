@@ -74,7 +74,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> Non
 
 
 def test_fields_by_names_with_dots_are_one_mapping_to_vllm(tmp_path: Path) -> None:
-    """In a config file vLLM reads the next option as the value of such a name that is true (vllm-project/vllm#30919's command)."""
+    """In a config file vLLM reads the next option as the value of such a name that is true (vllm-project/vllm#30919)."""
     arguments = {
         "compilation-config.pass_config.fuse_allreduce_rms": True,
         "compilation-config.pass_config.eliminate_noops": False,
@@ -94,7 +94,7 @@ def test_fields_by_names_with_dots_are_one_mapping_to_vllm(tmp_path: Path) -> No
 def test_a_field_beside_a_value_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     arguments = {"compilation-config": 3, "compilation-config.mode": 3}
     plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": arguments})
-    with pytest.raises(RecipeError, match="compilation-config.mode is given, and beside it 3"):
+    with pytest.raises(RecipeError, match=r"compilation-config\.mode is given, and beside it 3"):
         config_text(plan, 8000)
 
 

@@ -35,7 +35,7 @@ from vllm_qualify.evidence.accuracy.blocks import BLOCKS
 from vllm_qualify.evidence.accuracy.lm_eval_process import running_lm_eval
 from vllm_qualify.evidence.accuracy.measurements import describe_missing_answers, describe_retries, parse_task
 from vllm_qualify.evidence.accuracy.samples import read_answers
-from vllm_qualify.evidence.accuracy.thinking import Reply, read_replies, split_thinking
+from vllm_qualify.evidence.accuracy.thinking import REPLIES, Reply, read_replies, split_thinking
 from vllm_qualify.evidence.measurement import Measurement, interval_of_means, share_interval
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
@@ -45,6 +45,7 @@ from vllm_qualify.recipe.sampling import Sampling
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 UNTHINKING = "unthinking_answers"
 OF_ANSWERS = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
+OF_ANSWERS += ("unread_answers", "lost_by_form_answers")
 LEVELS = Levels()
 # Of the captured answers: the looks are after 2, 4, 6 and all 8 questions. Fewer cuts or tokens are better.
 AT_THE_LAST = sides("lower", LEVELS, [2, 4, 6, 8], 3)
@@ -88,6 +89,8 @@ def test_the_captured_files_give_a_score_for_each_filter_and_the_cut_answers_wit
         ("output_tok_per_answer", "gsm8k", None, None, "tok", 0),
         ("looping_answers", "gsm8k", None, 0.0, "fraction", 8),
         ("other_script_answers", "gsm8k", None, 0.0, "fraction", 8),
+        ("unread_answers", "gsm8k", None, 0.0, "fraction", 8),
+        ("lost_by_form_answers", "gsm8k", None, 0.0, "fraction", 8),
     ]
     for row, words in zip(rows, ("exact_match,strict-match", "exact_match,flexible-extract", "length"), strict=False):
         assert [trace.split("/")[:3] for trace in row.traced_to] == [["accuracy", "gsm8k", step] for step in CAPTURED_STEPS]
@@ -715,6 +718,39 @@ def test_a_recipes_budget_goes_over_a_tasks_own(wanted: int | None, sent: int, t
         run.ask(run.steps[0])
         run.ask(run.steps[1])
     assert {request["max_tokens"] for request in book.requests} == {sent}
+
+
+@pytest.mark.parametrize(
+    "form", [r"So the answer is $\boxed{%s}$.", "We get\n$$\n\\boxed{%s}\n$$", "They are %s..."], ids=["latex", "lines", "dots"]
+)
+def test_right_answers_in_a_form_that_no_filter_reads_are_form_and_not_knowledge(form: str, ask: Ask) -> None:
+    book = Book({question: form % answer.rpartition("####")[2].strip() for question, answer in QUESTIONS.items()})
+    rows = by_filter(*ask(book, sequential=False))
+    assert (rows[FLEXIBLE].value, rows["lost_by_form_answers"].value) == (0.0, 1.0)
+    assert "read so, the score is 100.0% and not 0.0%, which is form and not knowledge" in rows[FLEXIBLE].finding
+
+
+def test_wrong_answers_are_no_loss_of_form_and_right_ones_are_none(ask: Ask) -> None:
+    wrong = dict.fromkeys(SOME, r"It is $\boxed{77}$.")
+    rows = by_filter(*ask(Book(QUESTIONS | wrong), sequential=False))
+    assert rows[FLEXIBLE].value == 10 / 12
+    assert (rows["lost_by_form_answers"].value, rows["unread_answers"].value, rows[FLEXIBLE].finding) == (0.0, 0.0, "")
+
+
+def test_replies_in_which_no_filter_finds_anything_are_counted(ask: Ask) -> None:
+    rows = by_filter(*ask(Book(QUESTIONS | dict.fromkeys(SOME, "I do not know.")), sequential=False))
+    assert rows["unread_answers"].value == 2 / 12
+
+
+def test_thoughts_that_a_stop_text_ended_are_told_with_the_remedy(folder: Path) -> None:
+    """vLLM looks for `stop` in the thoughts, and lm-eval sends gsm8k's `until` as that."""
+    stopped = Reply(prompt_hash="a", finish_reason="stop", stop_reason="Question:", thinking="Question: is", is_empty=True)
+    own = stopped.model_copy(update={"stop_reason": None})
+    lines = "".join(f"{reply.model_dump_json()}\n" for reply in (stopped, stopped, own))
+    (folder / "r1-b1" / REPLIES).write_text(lines)
+    told = describe_missing_answers(folder, CAPTURED_PLAN)
+    assert "2 were ended in the thinking by the stop text 'Question:': set stop: [] for this task" in told
+    assert "1 ended without an answer after the thinking" in told
 
 
 def test_requests_that_always_fail_are_no_wrong_answers(tmp_path: Path, data: tuple[Path, Path]) -> None:

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from lm_eval.tasks import TaskManager, _index
 
 from tests.builders.accuracy import install_packages
 from vllm_qualify.evidence.accuracy.letters import RefusedError
-from vllm_qualify.evidence.accuracy.lm_eval_internals import find_task, task_files
+from vllm_qualify.evidence.accuracy.lm_eval_internals import find_task, seed_language_detection, task_files
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".cache" / "lm-eval-newest"
@@ -134,3 +136,13 @@ def test_the_name_of_every_task_group_and_tag_stands_in_a_file_and_a_group_by_ta
     found = find_task("mmlu", None)
     assert found
     assert len(found.names) == 57
+
+
+def test_the_detection_of_languages_is_seeded_where_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried on the real package: findings/ifeval_scored_again.sh."""
+    module = ModuleType("langdetect")
+    module.DetectorFactory = type("DetectorFactory", (), {"seed": None})  # type: ignore[attr-defined]
+    module.__spec__ = ModuleSpec("langdetect", None)
+    monkeypatch.setitem(sys.modules, "langdetect", module)
+    seed_language_detection(7)
+    assert module.DetectorFactory.seed == 7

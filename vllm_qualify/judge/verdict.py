@@ -7,6 +7,7 @@ from typing import Any, Literal
 from vllm_qualify.evidence.measurement import Interval, Measurement
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.recipe.gates import Gate, Verdict, Waiver
+from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import Frozen, Share
 
 # The outcome of a cell. A passed cell may still need an approval, which is a separate decision.
@@ -184,6 +185,9 @@ def _explain_verdict(verdict: Verdict, checks: Checks, measurement: Measurement,
     beside = ["the baseline is history, measured on another day"] if measurement.is_history else []
     beside += [f"the interval does not have {part}" for part in measurement.not_in_interval]
     if verdict != "inconclusive":
+        # What keeps a gate open does not, where it is decided; how much of a score is form stays so.
+        is_score = METRICS[measurement.metric].is_score
+        beside = [*filter(None, [measurement.finding if is_score else ""]), *beside]
         return "; ".join([f"the whole interval {'meets' if verdict == 'pass' else 'misses'} the bound", *beside])
     reason = "the bound lies within the interval"
     if not checks.noise_known:

@@ -69,7 +69,11 @@ CHECKS = (
     _check("chat_turns", "what user and model said before is in the prompt: it grows with each", "chat"),
     _check("chat_system", "the system prompt is in the prompt: it grows with it", "chat"),
     _check("chat_end", "the reply to a short question ends by itself, by `stop`", "chat"),
-    _check("tools_auto", "a question for a tool gets a call of it, whose arguments fit its schema, and no markup of it as text", "tools"),
+    _check(
+        "tools_auto",
+        "a question for a tool gets a call of it, whose arguments fit its schema, and no markup of it as text",
+        "tools",
+    ),
     _check("tools_stream", "its stream has the same call, ends by `tool_calls`, and then with `[DONE]`", "tools"),
     _check("tools_none", "with `tool_choice: none` no tool is called, and no call is written as text", "tools"),
     _check("tools_required", "with `tool_choice: required` a tool is called also where none is needed", "tools"),

@@ -90,6 +90,7 @@ LIKELIHOODS, TOP1_SHARES = (ANSWER_NLL, TEXT_NLL), (ANSWER_TOP1, TEXT_TOP1)
 NCCL_INFINIBAND, GPU_IDLE = "nccl_infiniband", "gpu_idle_share"
 # Of the answers of lm-eval's tasks, beside their scores.
 ANSWER_TOKENS, LOOPING, OTHER_SCRIPT = "output_tok_per_answer", "looping_answers", "other_script_answers"
+UNREAD, LOST_BY_FORM = "unread_answers", "lost_by_form_answers"
 UNTHINKING = "unthinking_answers"
 SLO_CONCURRENCY, SLO_RATE = "slo_concurrency_req", "slo_request_rate_req_s"
 SLO_GOODPUT, SLO_COST = "slo_goodput_req_s", "slo_cost_usd_mtok"
@@ -164,6 +165,14 @@ _DECLARED = (
     ),
     Metric(LOOPING, "accuracy", "fraction", "lower", "share of answers that end in a part repeated 4 times or more"),
     Metric(OTHER_SCRIPT, "accuracy", "fraction", "lower", "share of answers in another script than what was asked"),
+    Metric(UNREAD, "accuracy", "fraction", "lower", "share of answers in which no filter of the task finds an answer"),
+    Metric(
+        LOST_BY_FORM,
+        "accuracy",
+        "fraction",
+        "lower",
+        "share of answers that no filter reads as right, and that a second, tolerant reader reads as right",
+    ),
     Metric(UNTHINKING, "accuracy", "fraction", "lower", "share of answers without thinking, where the task's model thinks"),
     Metric(
         ANSWER_NLL,

@@ -1,9 +1,9 @@
 """Why a server ended or never answered, and who must act: from its log and the way it ended. Pure.
 
 A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
-earliest known sign in the log wins, or the earliest exception with one of vLLM's own messages. Only lines that say what happened
-count: no notes, no warnings, no source lines of a traceback, and nothing that the server survived. If the log has neither, the
-signs that many causes share are looked for; then the way the server ended decides.
+earliest known sign in the log wins, or the earliest exception with one of vLLM's own messages. Only lines that say what
+happened count: no notes, no warnings, no source lines of a traceback, and nothing that the server survived. If the log has
+neither, the signs that many causes share are looked for; then the way the server ended decides.
 """
 
 import re

@@ -44,66 +44,101 @@ _KERNELS = (
     r"|kernels|warmup|offloader)|kernels/|_custom_ops|_aiter_ops|_xpu_ops|_ipex_ops|third_party/(?!pynvml)|utils/(?:deep_gemm|flashinfer)"
     r"|models/[^/]+/(?:nvidia|amd|xpu|cpu|ops|kernels|common/ops)|v1/sample/ops|cute|lora/ops|triton_utils|vllm_flash_attn)"
 )
-_QUANTIZATION = r"^(?:model_executor/layers/quantization|model_executor/layers/(?:utils|linear|vocab_parallel|parameter)|model_executor/parameter)"
+_QUANTIZATION = (
+    r"^(?:model_executor/layers/quantization|model_executor/layers/(?:utils|linear|vocab_parallel|parameter)"
+    r"|model_executor/parameter)"
+)
 _MODELS = r"^(?:model_executor/(?:models|layers)|models/|model_executor/(?:utils|custom_op|model_arch))"
 _LOADING = (
     r"^(?:model_executor/model_loader|model_executor/weight|utils/tensorizer|transformers_utils/(?:runai|s3|gguf)|assets/)"
 )
-_FILES_OF_MODELS = r"^(?:transformers_utils|tokenizers|renderers|tool_parsers|reasoning|multimodal/(?:registry|processing|cache)|parser/|tokenizers_)"
-_WORKERS = r"^(?:v1/(?:worker|executor|engine|core|cudagraph|serial|fault)|worker/|executor/|engine/|forward_context|device_allocator|compilation)"
+_FILES_OF_MODELS = (
+    r"^(?:transformers_utils|tokenizers|renderers|tool_parsers|reasoning|multimodal/(?:registry|processing|cache)"
+    r"|parser/|tokenizers_)"
+)
+_WORKERS = (
+    r"^(?:v1/(?:worker|executor|engine|core|cudagraph|serial|fault)|worker/|executor/|engine/|forward_context"
+    r"|device_allocator|compilation)"
+)
 _DISTRIBUTED = r"^distributed/"
 
 _GPU_WORDS = (
-    r"capability|\bGPUs?\b.{0,40}(?:support|require|architecture)|(?:current|this) (?:GPU|device|platform|hardware)|\bSM ?\d|sm_?\d|hopper|blackwell"
+    r"capability|\bGPUs?\b.{0,40}(?:support|require|architecture)|(?:current|this) (?:GPU|device|platform|hardware)"
+    r"|\bSM ?\d|sm_?\d|hopper|blackwell"
     r"|ampere|\bAda\b|gfx\d|\bMI\d{3}|\bROCm\b|\bCUDA\b(?! ?graph)|\bXPU\b|\bCPU\b|NVIDIA|\bAMD\b|platform"
 )
 _DIVIDED = r"divisible|divide|tensor.?parallel|\bTP\b|aligned|multiple of|world.?size|number of (?:kv |query |attention )?heads"
 _NOT_INSTALLED = (
-    r"install|not available|is required for|could not (?:be )?import|cannot import|failed to import|unable to import|no module|not found in your"
-    r"|(?:requires|needs) (?:the )?[\w-]+ ?(?:>=|==|package|library|version|to be installed)|please (?:update|upgrade)|rebuild|not built|build of"
+    r"install|not available|is required for|could not (?:be )?import|cannot import|failed to import|unable to import"
+    r"|no module|not found in your"
+    r"|(?:requires|needs) (?:the )?[\w-]+ ?(?:>=|==|package|library|version|to be installed)|please (?:update|upgrade)"
+    r"|rebuild|not built|build of"
 )
 _NO_MEMORY = r"out of memory|not enough memory|insufficient memory|memory.{0,30}exceed|OOM\b"
 _WEIGHTS = (
-    r"weights?\b|checkpoint|parameter|shard|state.?dict|tensors?\b.{0,30}(?:shape|size|dtype|load|missing|found)|safetensors|scale|shape mismatch"
+    r"weights?\b|checkpoint|parameter|shard|state.?dict|tensors?\b.{0,30}(?:shape|size|dtype|load|missing|found)"
+    r"|safetensors|scale|shape mismatch"
     r"|module .{0,40}(?:named|not found)|not (?:found|initialized) in|missing|expected .{0,30}(?:shape|tensor)"
 )
 _OF_INPUTS = (
-    r"image|video|audio|pixel|modalit|multi-?modal|prompt|placeholder|embeds?\b|embeddings? (?:of|for|type)|frames?\b|speech|waveform|sampling_rate"
-    r"|sampl(?:e|ing) rate|language\b|patch|token_?type|input_ids|inputs?_embeds|mm_|feature_?attention|timestamps?|spectrogram|transcri|translat|chunks?\b"
-    r"|request|batch(?:ed)? (?:input|size)|query|messages?\b|conversation|chat|tool|logprob|grid_thw|position|mel\b|mask|document|score|text pair"
+    r"image|video|audio|pixel|modalit|multi-?modal|prompt|placeholder|embeds?\b|embeddings? (?:of|for|type)|frames?\b"
+    r"|speech|waveform|sampling_rate"
+    r"|sampl(?:e|ing) rate|language\b|patch|token_?type|input_ids|inputs?_embeds|mm_|feature_?attention|timestamps?"
+    r"|spectrogram|transcri|translat|chunks?\b"
+    r"|request|batch(?:ed)? (?:input|size)|query|messages?\b|conversation|chat|tool|logprob|grid_thw|position|mel\b"
+    r"|mask|document|score|text pair"
 )
 _INVARIANT = (
-    r"unreachable|should (?:not|never) (?:be|happen|reach)|impossible|not (?:yet )?implement|must implement|subclass|abstract|unexpected|internal"
-    r"|invalid (?:state|status|index|request)|already (?:been )?(?:registered|initialized|exists?|set|started|running|finalized)"
-    r"|not (?:been )?(?:initialized|set|started|registered|bound|configured)|has no attribute|is none|must not be none|cannot be none|bug|file an issue"
-    r"|open an issue|duplicate|must be called|before|only be called|expected .{0,60} got|mismatch|\bempty\b|unknown|invalid|not found|must|length"
+    r"unreachable|should (?:not|never) (?:be|happen|reach)|impossible|not (?:yet )?implement|must implement|subclass"
+    r"|abstract|unexpected|internal"
+    r"|invalid (?:state|status|index|request)|already (?:been )?(?:registered|initialized|exists?|set|started|running"
+    r"|finalized)"
+    r"|not (?:been )?(?:initialized|set|started|registered|bound|configured)|has no attribute|is none|must not be none"
+    r"|cannot be none|bug|file an issue"
+    r"|open an issue|duplicate|must be called|before|only be called|expected .{0,60} got|mismatch|\bempty\b|unknown"
+    r"|invalid|not found|must|length"
 )
 
 _REFUSAL_WORDS = (
-    r"support|unsupported|incompatible|mutually exclusive|cannot be (?:used|combined|enabled|set|larger|greater|other)|only (?:available|valid|works?|for|with)"
-    r"|requires? |needs |not (?:allowed|valid for|compatible|implemented)|deprecated|has been removed|no valid|please (?:set|use|specify|choose|add|remove|disable)"
-    r"|disable|enable|must (?:enable|set|specify|provide)|exceeds?|too (?:many|large|small)|larger than|greater than|at (?:least|most)"
+    r"support|unsupported|incompatible|mutually exclusive|cannot be (?:used|combined|enabled|set|larger|greater|other)"
+    r"|only (?:available|valid|works?|for|with)"
+    r"|requires? |needs |not (?:allowed|valid for|compatible|implemented)|deprecated|has been removed|no valid"
+    r"|please (?:set|use|specify|choose|add|remove|disable)"
+    r"|disable|enable|must (?:enable|set|specify|provide)|exceeds?|too (?:many|large|small)|larger than|greater than"
+    r"|at (?:least|most)"
 )
 # Names as the command line, the configuration or the environment has them.
-_OPTION_WORDS = r"--\w|VLLM_|_config\b|_size\b|_backend\b|connector|\bargument|\boption|\bconfig|\bflag|\bmode\b|must be specified|not specified|is required"
+_OPTION_WORDS = (
+    r"--\w|VLLM_|_config\b|_size\b|_backend\b|connector|\bargument|\boption|\bconfig|\bflag|\bmode\b|must be specified"
+    r"|not specified|is required"
+)
 # What only vLLM's own code can give to its kernels.
 _OF_TENSORS = (
-    r"\b(?:tensors?|dtypes? (?:of|must|mismatch)|shapes?|strides?|ndim|contiguous|pointer|numel|rows|cols|columns|buffer|workspace|batch_size|cu_seqlens|seqlens?"
-    r"|num_tokens|topk_|out|query|key|value|hidden_states|logits|LSE|temperature|metadata|scratch|scale_?s?) (?:must|should|has|have|is|are|mismatch|cannot|does)"
-    r"|must (?:be|have) (?:Int|Float|BF16|FP|int|float|torch|uint|u?int\d|the same|equal|positive|non-negative|contiguous|\d-?D|on |CUDA)|got (?:\{\}|shape|dtype|device)|shape mismatch"
+    r"\b(?:tensors?|dtypes? (?:of|must|mismatch)|shapes?|strides?|ndim|contiguous|pointer|numel|rows|cols|columns"
+    r"|buffer|workspace|batch_size|cu_seqlens|seqlens?"
+    r"|num_tokens|topk_|out|query|key|value|hidden_states|logits|LSE|temperature|metadata|scratch|scale_?s?) (?:must"
+    r"|should|has|have|is|are|mismatch|cannot|does)"
+    r"|must (?:be|have) (?:Int|Float|BF16|FP|int|float|torch|uint|u?int\d|the same|equal|positive|non-negative"
+    r"|contiguous|\d-?D|on |CUDA)|got (?:\{\}|shape|dtype|device)|shape mismatch"
     r"|expected \d|expected \{\} |Expected \w+-dimensional|same \[|out of range|is out of bounds"
 )
 # Where a configuration is read, and nothing else happens.
-_CONFIGURATION = r"^(?:config/|engine/arg_utils|envs\.py|entrypoints/(?:cli|launchers|openai/cli_args|common/cli_args|llm)|platforms/|utils/argparse|config\.py)"
+_CONFIGURATION = (
+    r"^(?:config/|engine/arg_utils|envs\.py|entrypoints/(?:cli|launchers|openai/cli_args|common/cli_args|llm)|platforms/"
+    r"|utils/argparse|config\.py)"
+)
 
 FAMILIES = [
     # A parent's words, and those of processes that end because another one did.
     _make_family(
         "consequence",
         _ANYWHERE,
-        r"engine core initialization failed|failed core proc|engine process failed|workerproc initialization failed|died unexpectedly"
-        r"|worker (?:proc|failed|died|process)|enginecore (?:encountered|failed|hit|died|fatal)|engine.{0,12}dead|engine is dead"
-        r"|executor failed|shutting down|shutdown|api server .{0,20}(?:failed|exit|died)|terminated|error in inspecting model|cancel"
+        r"engine core initialization failed|failed core proc|engine process failed|workerproc initialization failed"
+        r"|died unexpectedly"
+        r"|worker (?:proc|failed|died|process)|enginecore (?:encountered|failed|hit|died|fatal)|engine.{0,12}dead"
+        r"|engine is dead"
+        r"|executor failed|shutting down|shutdown|api server .{0,20}(?:failed|exit|died)|terminated"
+        r"|error in inspecting model|cancel"
         r"|\bsee (?:the )?(?:stack trace|logs?|root cause)|failed to be inspected|aborting",
     ),
     # Python's own words, which anybody may say.
@@ -111,6 +146,12 @@ FAMILIES = [
         "engine-bug",
         _ANYWHERE,
         r"has no attribute|object is not (?:callable|iterable|subscriptable)|unexpected keyword argument",
+    ),
+    _make_family(
+        "refused-configuration",
+        r"^(?:reasoning|tool_parsers|parser)/",
+        r"could not locate .* in the tokenizer",
+        "take the parser of the model's own family, or leave it out",
     ),
     # What no server of the recipe's does: other programs and offline calls.
     _make_family(
@@ -137,7 +178,8 @@ FAMILIES = [
     _make_family(
         "out-of-memory",
         _ANYWHERE,
-        r"available memory on node|CPU memory|host memory.{0,30}(?:exceed|insufficient|enough)|shared memory.{0,40}(?:full|enough|exceed)",
+        r"available memory on node|CPU memory|host memory.{0,30}(?:exceed|insufficient|enough)"
+        r"|shared memory.{0,40}(?:full|enough|exceed)",
     ),
     _make_family("cuda-out-of-memory", _ANYWHERE, _NO_MEMORY),
     # Packages that are missing, and programs that cannot be started.
@@ -146,21 +188,25 @@ FAMILIES = [
     _make_family(
         "engine-bug",
         rf"{_KERNELS}|{_MODELS}|{_WORKERS}|{_QUANTIZATION}|{_DISTRIBUTED}",
-        r"unreachable|should (?:not|never) (?:be|happen|reach|get)|must be called|subclass|\bdecorat|already (?:been )?(?:registered|initialized|bound)"
-        r"|(?:is|are|was) not (?:been )?(?:initialized|bound)|(?:open|file) an? (?:vllm )?issue|\bcontiguous\b|same device|must (?:have|be) (?:shape|dtype|\dD)"
+        r"unreachable|should (?:not|never) (?:be|happen|reach|get)|must be called|subclass|\bdecorat"
+        r"|already (?:been )?(?:registered|initialized|bound)"
+        r"|(?:is|are|was) not (?:been )?(?:initialized|bound)|(?:open|file) an? (?:vllm )?issue|\bcontiguous\b"
+        r"|same device|must (?:have|be) (?:shape|dtype|\dD)"
         r"|expect(?:s|ed) \S+ (?:shape|dtype|tensor|weight|input)|\bndim\b|must be \d-?D|is not implemented for",
     ),
     # Ranks that do not meet.
     _make_family(
         "rendezvous",
         rf"{_DISTRIBUTED[:-1]}|v1/(?:engine|executor)|utils/network",
-        r"time.?out|timed out|waiting for .*(?:start|ready|join|ranks?|clients?)|connection|(?:fail|unable|could not).{0,20} connect|handshake|rendezvous"
+        r"time.?out|timed out|waiting for .*(?:start|ready|join|ranks?|clients?)|connection|(?:fail|unable"
+        r"|could not).{0,20} connect|handshake|rendezvous"
         r"|no route|\bbarrier",
     ),
     _make_family(
         "too-few-gpus",
         _ANYWHERE,
-        r"placement group|number of available (?:GPUs|nodes)|not enough (?:GPUs|nodes|resources)|available GPUs|cluster does not have",
+        r"placement group|number of available (?:GPUs|nodes)|not enough (?:GPUs|nodes|resources)|available GPUs"
+        r"|cluster does not have",
     ),
     _make_family(
         "no-gpu",

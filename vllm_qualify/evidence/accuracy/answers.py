@@ -35,6 +35,8 @@ class Answer(Frozen):
     """a fault of the reply's text, see `texts`; None if likelihoods were compared"""
     in_other_script: bool | None = None
     """as `ends_in_loop`"""
+    reads_right: bool | None = None
+    """whether a tolerant reader finds the target in the reply, see `form`; None if it cannot tell"""
     unanswered: bool
     """whether the reply was empty, whatever the task made of that"""
     nothing_by: list[str] = []
@@ -46,6 +48,11 @@ class Answer(Frozen):
     def step(self) -> str:
         """The folder of the step that asked it."""
         return self.traced_to.partition("/")[0]
+
+    @property
+    def is_lost_by_form(self) -> bool | None:
+        """Whether no filter reads the reply as right, and a tolerant reader does; None if none of them can tell."""
+        return None if self.reads_right is None else self.reads_right and not any(self.scores.values())
 
     def score(self, key: str) -> float:
         """Its score by `<metric>,<filter>`; an empty reply is wrong."""

@@ -8,7 +8,8 @@ from vllm_qualify.engine.letter_box import copy_matching, copy_plain, read_plain
 from vllm_qualify.engine.process import await_result, running_guarded, tail
 from vllm_qualify.errors import CallerError, HostError, RecipeError, writing
 from vllm_qualify.evidence.accuracy.data_worker import ORDER, REPLY, SHOTS, SHOTS_FOLDER, TEST, TEST_FOLDER, DataReply, Order
-from vllm_qualify.evidence.accuracy.lm_eval_process import STAGE, confining_lm_eval
+from vllm_qualify.evidence.accuracy.ended import STAGE
+from vllm_qualify.evidence.accuracy.lm_eval_process import confining_lm_eval
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.plan.questions import SUFFIX
 

@@ -12,10 +12,12 @@ _CLOSED = re.compile(r"PermissionError: \[Errno 13\] Permission denied: (\S.{,50
 _NO_PARSER = "tool choice requires --enable-auto-tool-choice"
 # vLLM's words, where a prompt has more tokens than fit; other versions and engines say it in other orders.
 _TOO_LONG = re.compile(
-    r"maximum context length (?:is|of) (?P<most>\d+) tokens[^\n]{0,200}?(?:contains|requested|has|resulted in)(?: at least)? (?P<tokens>\d+)"
+    r"maximum context length (?:is|of) (?P<most>\d+) tokens[^\n]{0,200}?(?:contains|requested|has"
+    r"|resulted in)(?: at least)? (?P<tokens>\d+)"
 )
 _NOT_REACHED = re.compile(
-    r"^(?:\w{1,40}\.){0,6}(?:ConnectionError: Couldn't reach '[^'\n]{1,200}' on the Hub|HfHubHTTPError: |ConnectTimeout: |ReadTimeout: |MaxRetryError: )"
+    r"^(?:\w{1,40}\.){0,6}(?:ConnectionError: Couldn't reach '[^'\n]{1,200}' on the Hub|HfHubHTTPError: "
+    r"|ConnectTimeout: |ReadTimeout: |MaxRetryError: )"
     r"[^\n]{0,300}",
     re.M,
 )
@@ -35,7 +37,8 @@ def explain_end(text: str, exit_code: int, task: TaskPlan, log_tail: Sequence[st
         problem, remedy = "the server has no parser of tool calls", "give it tool-call-parser and enable-auto-tool-choice"
         return RecipeError(problem, remedy, place, log_tail)
     if too_long := _TOO_LONG.search(text):
-        problem = f"max-model-len {too_long['most']} is shorter than the task's prompts, which have {too_long['tokens']} tokens or more"
+        prompts = f"the task's prompts, which have {too_long['tokens']} tokens or more"
+        problem = f"max-model-len {too_long['most']} is shorter than {prompts}"
         remedy = "set a longer max-model-len, or a lower num_fewshot or max_gen_toks"
         return RecipeError(problem, remedy, place, _lines_around(text, too_long))
     if lost := _NOT_REACHED.search("\n".join(log_tail)):

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -538,6 +539,13 @@ def send_agent(agent: str) -> None:
     utils.default_user_agent = lambda *_: agent
     # It is a name of another module there, which mypy does not take for its own.
     client_reqrep.SERVER_SOFTWARE = agent  # type: ignore[attr-defined]
+
+
+def seed_language_detection(seed: int) -> None:
+    """Let ifeval score a reply the same every time: langdetect draws at random, and lm-eval seeds everything but it."""
+    # It is installed with lm-eval's extra for ifeval alone.
+    if find_spec("langdetect"):
+        import_module("langdetect").DetectorFactory.seed = seed
 
 
 def send_no_key(model: Any) -> None:

@@ -64,6 +64,7 @@ class _Worker:
         # As lm-eval does before it loads a task: some tasks shuffle their choices while they load.
         random.seed(self.settings.seed)
         np.random.seed(self.settings.seed)
+        internals.seed_language_detection(self.settings.seed)
         self.task = LoadedTask(job, letter_box)
         with self.task.refusing_faults():
             self.task.load()

@@ -31,11 +31,14 @@ from vllm_qualify.evidence.measurement import (
 from vllm_qualify.evidence.restarts import Moment, restart_problems
 from vllm_qualify.evidence.sequential import Levels, Sides, sides
 from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, METRICS, OTHER_SCRIPT, UNTHINKING
+from vllm_qualify.recipe.metrics import ANSWER_TOKENS, LOOPING, LOST_BY_FORM, METRICS, OTHER_SCRIPT, UNREAD, UNTHINKING
 
 TRUNCATED = "truncated_answers"
 # Faults of an answer's text, by the field of an answer that has it.
 FAULTS = {LOOPING: "ends_in_loop", OTHER_SCRIPT: "in_other_script"}
+# Less is not told.
+LEAST_FORM = 0.002
+NO_READING = "the expected answers are neither numbers nor letters of choices, which are all that a second reading knows"
 # A filter that found no answer: the score is no share of right ones, whoever is to blame.
 FOUND_NOTHING = "found an answer in none of the"
 FILTER_REMEDY = (
@@ -100,7 +103,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
     no answer at all. `levels` are those of the intervals.
     """
     source = f"{folder.parent.name}/{folder.name}/r*-b*"
-    of_answers = [TRUNCATED, ANSWER_TOKENS, *FAULTS, *([UNTHINKING] if task.settings.think_end else [])]
+    of_answers = [TRUNCATED, ANSWER_TOKENS, *FAULTS, UNREAD, LOST_BY_FORM, *([UNTHINKING] if task.settings.think_end else [])]
     try:
         answered, finished = read_answers(folder, task), read_finished(folder, task)
         look = _Look(folder, source, task, answered, finished, levels, *_planned_looks(folder, task))
@@ -114,7 +117,7 @@ def parse_task(folder: Path, task: TaskPlan, levels: Levels) -> list[Measurement
         return [invalid(metric, because, source, task=task.name) for metric in ("exact_match", *of_answers)]
     rows += [_measure_truncated(look), _measure_tokens(look)]
     rows += [_measure_faults(metric, look) for metric in FAULTS]
-    return rows + _measure_unthinking(look)
+    return [*rows, *_measure_form(look), *_measure_unthinking(look)]
 
 
 def describe_retries(folder: Path, task: TaskPlan) -> str:
@@ -134,10 +137,16 @@ def describe_retries(folder: Path, task: TaskPlan) -> str:
 def describe_missing_answers(folder: Path, task: TaskPlan) -> str:
     """In words, how many replies have thinking and no answer; empty if none has. Raises one of UNUSABLE."""
     replies = [reply for step in read_finished(folder, task) for reply in read_replies(folder / step.folder)]
-    reasons_of_thoughts = [reply.finish_reason for reply in replies if reply.is_empty and reply.thinking]
-    cut = reasons_of_thoughts.count(CUT)
-    only = len(reasons_of_thoughts) - cut
+    thoughts = [reply for reply in replies if reply.is_empty and reply.thinking]
+    cut = sum(reply.finish_reason == CUT for reply in thoughts)
+    # vLLM looks for `stop` in the thoughts, too, and lm-eval sends a task's `until` as that.
+    stopped = [reply.stop_reason for reply in thoughts if reply.finish_reason != CUT and reply.stop_reason]
+    only = len(thoughts) - cut - len(stopped)
     reasons = [f"{cut:,} {'was' if cut == 1 else 'were'} cut while still thinking"] if cut else []
+    if stopped:
+        most = max(set(stopped), key=stopped.count)
+        ended = f"{len(stopped):,} {'was' if len(stopped) == 1 else 'were'} ended in the thinking by the stop text {most!r}"
+        reasons.append(f"{ended}: set stop: [] for this task")
     reasons += [f"{only:,} ended without an answer after the thinking"] if only else []
     return f"of {len(replies):,} replies, {' and '.join(reasons)}" if reasons else ""
 
@@ -203,7 +212,19 @@ def _measure_score(metric: str, name: str, look: _Look) -> Measurement:
         interval_of_means(means, len(answers), at) if is_sampled else share_interval(math.fsum(means), len(means), at),
         _trace_scores(json.dumps(f"{metric},{name}", ensure_ascii=False), look.folder),
         filter=name,
+        finding=_form_words(means, look),
     )
+
+
+def _form_words(means: list[float], look: _Look) -> str:
+    """How much higher the score would be if a second reading counted; empty if by less than LEAST_FORM."""
+    lost = [answer.is_lost_by_form for answer in look.answered.answers]
+    share = math.fsum(look.means([bool(each) for each in lost])) / look.questions
+    if None in lost or share < LEAST_FORM:
+        return ""
+    score = math.fsum(means) / len(means)
+    lost_words = f"{share:.1%} of the replies are right in a form that no filter reads"
+    return f"{lost_words}: read so, the score is {score + share:.1%} and not {score:.1%}, which is form and not knowledge"
 
 
 def _trace_scores(key: str, folder: Path) -> list[str]:
@@ -254,6 +275,18 @@ def _measure_faults(metric: str, look: _Look) -> Measurement:
         return look.invalid(metric, NO_ANSWERS)
     loops = [(answer.step, answer.prompt_hash) in looping for answer in answers]
     return _measure_share(metric, look, [any(each) for each in zip(faulty, loops, strict=True)])
+
+
+def _measure_form(look: _Look) -> list[Measurement]:
+    """What filters make of the replies' form: the share that no filter could read, and that which is right read otherwise."""
+    answers, filters = look.answered.answers, {name for _, name in look.answered.keys}
+    if look.answered.output_type != GENERATES:
+        return [look.invalid(metric, NO_ANSWERS) for metric in (UNREAD, LOST_BY_FORM)]
+    unread = _measure_share(UNREAD, look, [filters <= set(answer.nothing_by) for answer in answers])
+    lost = [answer.is_lost_by_form for answer in answers]
+    if None in lost:
+        return [unread, look.invalid(LOST_BY_FORM, NO_READING)]
+    return [unread, _measure_share(LOST_BY_FORM, look, [bool(each) for each in lost])]
 
 
 def _measure_unthinking(look: _Look) -> list[Measurement]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_qualify.evidence.accuracy.answers import STEPS, Answer, Answered, Head, number_lines
 from vllm_qualify.evidence.accuracy.blocks import Part, QuestionBlock, read_finished, split_by_member
+from vllm_qualify.evidence.accuracy.form import reads_right
 from vllm_qualify.evidence.accuracy.letters import GENERATES, TASK, TaskReply, config_hash
 from vllm_qualify.evidence.accuracy.lm_eval_internals import says_tools
 from vllm_qualify.evidence.accuracy.texts import ends_in_loop, is_in_other_script
@@ -205,10 +206,16 @@ def _read_answer(step: QuestionBlock, traced_to: str, scored: list[tuple[str, st
         length=None if replies is None else sum(map(len, replies)),
         ends_in_loop=None if replies is None else any(map(ends_in_loop, replies)),
         in_other_script=None if replies is None else is_in_other_script("".join(replies), _asked_text(row)),
+        reads_right=_read_tolerantly(replies, row["target"]),
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
         nothing_by=list(dict.fromkeys(row["filter"] for _, _, row in scored if _finds_nothing(row))),
         traced_to=traced_to,
     )
+
+
+def _read_tolerantly(replies: list[str] | None, target: object) -> bool | None:
+    """Whether every reply gives the target. Of a task that scores several replies to a question only the task can tell."""
+    return reads_right(replies[0], target) if replies is not None and len(replies) == 1 and isinstance(target, str) else None
 
 
 def _asked_text(row: Row) -> str:

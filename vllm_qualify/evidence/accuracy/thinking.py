@@ -22,6 +22,8 @@ class Reply(Frozen):
     """the server's, or the text before `think_end`; None if there is none"""
     is_empty: bool
     """whether the answer after the thinking is empty"""
+    stop_reason: str | None = None
+    """the text of `stop` that ended it, by vLLM's own word; None if the server names none"""
     output_tok: CountOrZero | None = None
     """all tokens, also of the thinking, by the reply's own `usage`; None if that has no count"""
 
@@ -50,6 +52,7 @@ def split_thinking(prompt: str, choice: dict[str, Any], text: str | None, think_
     reply = Reply(
         prompt_hash=hashlib.sha256(prompt.encode()).hexdigest(),
         finish_reason=ended,
+        stop_reason=_text_or_none(choice.get("stop_reason")),
         thinking=thinking,
         is_empty=not (text or "").strip(),
         output_tok=_count_tokens(choice.get("usage")),

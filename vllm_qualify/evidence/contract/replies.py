@@ -24,9 +24,9 @@ def need(holds: object, sentence: str) -> None:
 
 
 # What the templates and parsers of vLLM's model families put around calls and turns: `<tool_call>`, `<|im_end|>`,
-# `[TOOL_CALLS]`, `<|tool_call>`, `<｜tool▁calls▁begin｜>`, `<function=name>`, `<pad>` and their like.
+# `[TOOL_CALLS]`, `<|tool_call>`, `<function=name>`, `<pad>` and their like. DeepSeek's bars are wide ones (U+FF5C).
 _MARKUP = re.compile(
-    r"</?[|｜][^<>\n]{1,60}>|<[^<>|\n]{1,30}\|>"
+    r"</?[|\uff5c][^<>\n]{1,60}>|<[^<>|\n]{1,30}\|>"
     r"|</?[\w:|]{0,20}(?:tool|function|invoke|arg_|param)[\w:|]{0,20}(?:[\s=][^<>\n]{0,80})?>"
     r"|</?(?:pad|unk|eos|bos|s|call|assistant|user|escape|sop)>|<(?:start|end)_of_turn>"
     r"|\[/?(?:TOOL_\w{1,20}|AVAILABLE_TOOLS|ARGS|CALL_ID|INST|gMASK)\]|\]<\]\w{1,20}\[>\[",

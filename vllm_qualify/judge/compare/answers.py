@@ -1,13 +1,14 @@
 """The scores of a task's answers beside those of the baseline or of the anchor."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from vllm_qualify.evidence import starts
 from vllm_qualify.evidence.accuracy.answers import Answer, Answered
+from vllm_qualify.evidence.accuracy.measurements import LEAST_FORM
 from vllm_qualify.evidence.measurement import Measurement, invalid, valid
 from vllm_qualify.judge import paired, steadiness
 from vllm_qualify.judge.compare import noise
@@ -55,8 +56,30 @@ def compare_answers(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str,
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
         not_in_interval=_lacking_noise(plan, gate, task, difference, new, old),
+        finding=_form_words(new.answers, old.answers, other.word),
         **about,
     )
+
+
+def _form_words(new: Sequence[Answer], old: Sequence[Answer], other: str) -> str:
+    """How much of a difference is form: right answers that no filter reads. Empty where neither side has more of them."""
+    ours, theirs = _mean_lost_by_form(new), _mean_lost_by_form(old)
+    common = ours.keys() & theirs.keys()
+    if not common:
+        return ""
+    now, before = (math.fsum(side[question] for question in common) / len(common) for side in (ours, theirs))
+    if abs(now - before) < LEAST_FORM:
+        return ""
+    what = f"{100 * (now - before):+.1f} points of it are form, not knowledge"
+    return f"{what}: right answers that no filter reads are {now:.1%} of the replies, and {before:.1%} of the {other}'s"
+
+
+def _mean_lost_by_form(answers: Iterable[Answer]) -> dict[int, float]:
+    lost: dict[int, list[bool]] = {}
+    for answer in answers:
+        if answer.is_lost_by_form is not None:
+            lost.setdefault(answer.question, []).append(answer.is_lost_by_form)
+    return {question: fmean(each) for question, each in lost.items()}
 
 
 def _lacking_noise(

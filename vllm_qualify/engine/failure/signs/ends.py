@@ -12,13 +12,16 @@ SIGNS = [
 GENERAL_SIGNS = [
     make_sign(
         "unsupported-backend",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device|\barch|[Ss][Mm]_?\d|capability))"
-        r"[^\n]{0,300}(?:not supported|unsupported|does not support|not implemented for)[^\n]{0,200})",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device"
+        r"|\barch|[Ss][Mm][ _]?\d|capability))"
+        r"[^\n]{0,300}(?:not supported|unsupported|does not support|not implemented for"
+        r"|[Oo]nly [^\n]{1,80} (?:is|are) supported)[^\n]{0,200})",
         "a kernel or backend does not fit the model or this GPU: {why}",
     ),
     make_sign(
         "refused-configuration",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|unsupported|does not support|mutually exclusive)[^\n]{0,200})",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|unsupported|does not support"
+        r"|mutually exclusive)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
     ),
     make_sign(
@@ -30,18 +33,21 @@ GENERAL_SIGNS = [
     make_sign(
         "engine-bug",
         r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError|RecursionError|AssertionError"
-        r"|RuntimeError: (?:shape '|mat1 and mat2|The size of tensor a|Expected all tensors|expected scalar type|Tensors must have same))[^\n]{0,300})",
+        r"|RuntimeError: (?:shape '|mat1 and mat2|The size of tensor a|Expected all tensors|expected scalar type"
+        r"|Tensors must have same))[^\n]{0,300})",
         "the engine's own code failed: {what}",
         through=r"/(?:vllm|sglang|tensorrt_llm|vllm_\w{1,30})/",
     ),
     make_sign(
         "crashed",
-        r"(?:CUDA error|HIP error|CUDA driver error|Triton Error \[\w{1,10}\]|Cuda failure|Failed: (?:Cuda|HIP) error \S{1,200}):? '?(?P<what>[^'\n]{1,200})",
+        r"(?:CUDA error|HIP error|CUDA driver error|Triton Error \[\w{1,10}\]|Cuda failure|Failed: (?:Cuda"
+        r"|HIP) error \S{1,200}):? '?(?P<what>[^'\n]{1,200})",
         "native code of the release failed on the GPU: {what}",
     ),
     make_sign(
         "crashed",
-        r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
+        r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}"
+        r"|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
         "native code of the release failed on the GPU: {what}",
     ),
     make_sign(

@@ -66,20 +66,25 @@ SIGNS = [
         "nccl-failure",
         r"RPC call to (?P<call>\w{1,60}) timed out",
         "a rank did not answer any more ({call} timed out)",
-        "set NCCL_DEBUG=INFO and see which rank stood still: the links between the GPUs, a GPU, or the release; no option does it",
+        "set NCCL_DEBUG=INFO and see which rank stood still: the links between the GPUs, a GPU, or the release; no "
+        "option does it",
         retry=True,
     ),
     make_sign(
         "rendezvous",
-        r"(?P<what>(?:The client socket has|Timed out after \d+ seconds waiting for clients|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
+        r"(?P<what>(?:The client socket has|Timed out after \d+ seconds waiting for clients"
+        r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
+        r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
     ),
     make_sign(
         "gpu-broken",
-        r"(?P<what>uncorrectable (?:ECC|NVLink) error[^\n]{0,60}|GPU has fallen off the bus|GPU is lost[^\n]{0,60}|hardware stack error"
-        r"|Unable to determine the device handle for GPU[^\n]{0,100}|CUDA error: unknown error|Uncorrectable \S{1,20} error[^\n]{0,60})",
+        r"(?P<what>uncorrectable (?:ECC|NVLink) error[^\n]{0,60}|GPU has fallen off the bus|GPU is lost[^\n]{0,60}"
+        r"|hardware stack error"
+        r"|Unable to determine the device handle for GPU[^\n]{0,100}|CUDA error: unknown error"
+        r"|Uncorrectable \S{1,20} error[^\n]{0,60})",
         "a GPU of this host is broken: {what}",
     ),
     make_sign(
@@ -89,14 +94,17 @@ SIGNS = [
     ),
     make_sign(
         "unsupported-gpu",
-        r"(?P<what>no kernel image is available for execution on the device|device kernel image is invalid|HIP error: invalid device function"
-        r"|hipErrorNoBinaryForGpu[^\n]{0,100}|No compiled \w{1,60} for [^\n]{1,100}|No supported CUDA architectures found for [^\n]{1,100}"
+        r"(?P<what>no kernel image is available for execution on the device|device kernel image is invalid"
+        r"|HIP error: invalid device function"
+        r"|hipErrorNoBinaryForGpu[^\n]{0,100}|No compiled \w{1,60} for [^\n]{1,100}"
+        r"|No supported CUDA architectures found for [^\n]{1,100}"
         r"|CUDA error: invalid device function)",
         "the engine was not built for this GPU: {what}",
     ),
     make_sign(
         "unsupported-gpu",
-        r"ptxas fatal\s{0,10}: +Value '(?P<arch>sm_\w{1,10})' is not defined|nvcc fatal\s{0,10}: Unsupported gpu architecture '(?P<other>\w{1,20})'",
+        r"ptxas fatal\s{0,10}: +Value '(?P<arch>sm_\w{1,10})' is not defined"
+        r"|nvcc fatal\s{0,10}: Unsupported gpu architecture '(?P<other>\w{1,20})'",
         "the engine's compiler does not know this GPU: {whole}",
         "take an image whose CUDA knows this GPU, or name a newer ptxas in TRITON_PTXAS_PATH",
     ),

@@ -48,7 +48,8 @@ SIGNS = [
     ),
     make_sign(
         "compile-cache",
-        r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph|artifact|function)s?[^\n]{0,100}",
+        r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph"
+        r"|artifact|function)s?[^\n]{0,100}",
         "what an earlier start compiled and kept is broken: {whole}",
     ),
     make_sign(
@@ -59,7 +60,8 @@ SIGNS = [
     ),
     make_sign(
         "compile-cache",
-        r"^(?:_pickle\.UnpicklingError|EOFError|(?:json\.decoder\.)?JSONDecodeError|zipfile\.BadZipFile)(?:: (?P<why>[^\n]{1,200}))?$",
+        r"^(?:_pickle\.UnpicklingError|EOFError|(?:json\.decoder\.)?JSONDecodeError"
+        r"|zipfile\.BadZipFile)(?:: (?P<why>[^\n]{1,200}))?$",
         "what an earlier start compiled and kept is broken, or another start was writing it: {whole}",
         through=r"(?:compil|inductor|triton/)",
     ),
@@ -75,7 +77,8 @@ SIGNS = [
     ),
     make_sign(
         "disk-full",
-        r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
+        r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?"
+        r"|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
         "a disk of this host is full: {whole}",
     ),
     make_sign(
@@ -110,7 +113,8 @@ SIGNS = [
     ),
     make_sign(
         "no-compiler",
-        r"Failed to find C compiler[^\n]{0,100}|CUDA_HOME environment variable is not set|fatal error: Python\.h: No such file or directory"
+        r"Failed to find C compiler[^\n]{0,100}|CUDA_HOME environment variable is not set"
+        r"|fatal error: Python\.h: No such file or directory"
         r"|No such file or directory: '(?P<program>(?:\S{0,200}/)?(?:nvcc|gcc|g\+\+|cc|c\+\+|ninja|ptxas|cuobjdump))'"
         r"|g?cc: fatal error: [^\n]{1,200}|error: command '\S{0,200}(?:gcc|g\+\+|nvcc)' failed[^\n]{0,100}",
         "what compiles kernels is not there or does not work: {whole}",

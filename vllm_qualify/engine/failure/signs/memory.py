@@ -101,7 +101,8 @@ SIGNS = [
     ),
     make_sign(
         "out-of-memory",
-        r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation is less than requested "
+        r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation is less than "
+        r"requested "
         r"memory for kv \((?P<asked>[\d./]+) GiB\)",
         "{free} of {total} GiB of the host's memory were free, the KV cache asks for {asked} GiB",
         "lower VLLM_CPU_KVCACHE_SPACE or kv-cache-memory-bytes, or stop what else uses the host's memory",

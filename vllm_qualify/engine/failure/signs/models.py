@@ -111,7 +111,8 @@ SIGNS = [
     make_sign("incomplete-model", r"Entry Not Found for url: (?P<url>\S{1,300}?)\.?$", "the hub has no such file: {url}"),
     make_sign(
         "incomplete-model",
-        r"Couldn't instantiate the backend tokenizer|Can't load (?:the )?(?:tokenizer|image processor|feature extractor) for '[^'\n]{1,200}'",
+        r"Couldn't instantiate the backend tokenizer|Can't load (?:the )?(?:tokenizer|image processor"
+        r"|feature extractor) for '[^'\n]{1,200}'",
         "the model lacks what its tokenizer or processor is loaded from: {whole}",
     ),
     make_sign(
@@ -150,6 +151,12 @@ SIGNS = [
         r"^(?:json\.decoder\.)?JSONDecodeError: (?P<why>[^\n]{1,200})",
         "a JSON file of the model is broken: {why}",
         through=r"/(?:transformers|transformers_utils|tokenizers|huggingface_hub)/",
+    ),
+    make_sign(
+        "incomplete-model",
+        r"^ +Value error, (?P<why>(?:Expecting value|Expecting property name|Extra data"
+        r"|Unterminated string)[^\n]{0,30}: line \d+ column \d+)",
+        "a JSON file of the model is empty or broken: {why}",
     ),
     make_sign(
         "hub-unreachable",

@@ -18,7 +18,8 @@ SIGNS = [
     ),
     make_sign(
         "invalid-value",
-        r"^\S{0,100}ValidationError: \d+ validation errors? for (?P<config>\w{1,100})\n(?P<key>[\w.]{1,200})\n +(?P<why>.+?)(?= \[type=|$)",
+        r"^\S{0,100}ValidationError: \d+ validation errors? for (?P<config>\w{1,100})\n(?P<key>[\w.]{1,200})\n "
+        r"+(?P<why>.+?)(?= \[type=|$)",
         "vLLM refuses the value of {config}.{key}: {why}",
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
@@ -57,6 +58,12 @@ SIGNS = [
         r"(?P<name>\S{1,300}) is unsupported LoRA weight",
         "the adapter has a weight that vLLM cannot apply: {name}",
         "take another adapter, or leave it out",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"LoRA rank (?P<rank>\d+) is greater than max_lora_rank (?P<most>\d+)",
+        "the adapter has rank {rank}, and max-lora-rank is {most}",
+        "set max-lora-rank to {rank}, or take another adapter",
     ),
     make_sign(
         "refused-configuration",

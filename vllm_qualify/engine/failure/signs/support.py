@@ -38,7 +38,8 @@ SIGNS = [
     ),
     make_sign(
         "refused-configuration",
-        r"Bfloat16 is only supported on GPUs with compute capability of at least (?P<least>\d+\.\d+)\. Your (?P<gpu>[^\n]{1,100}?) GPU",
+        r"Bfloat16 is only supported on GPUs with compute capability of at least (?P<least>\d+\.\d+)\. Your "
+        r"(?P<gpu>[^\n]{1,100}?) GPU",
         "bfloat16 needs compute capability {least}, which the GPU {gpu} does not have",
         "set dtype: half for this GPU type, or take another GPU type",
     ),
@@ -56,7 +57,8 @@ SIGNS = [
     ),
     make_sign(
         "unsupported-backend",
-        r"(?P<what>[^\n]{0,100}?(?:does not support attention sinks|Sinks are only supported in|attention sinks (?:are )?not supported)[^\n]{0,100})",
+        r"(?P<what>[^\n]{0,100}?(?:does not support attention sinks|Sinks are only supported in"
+        r"|attention sinks (?:are )?not supported)[^\n]{0,100})",
         "the model needs attention sinks, which this backend lacks on this GPU: {what}",
         "leave the attention backend out, or name another",
     ),
