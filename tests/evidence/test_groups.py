@@ -266,7 +266,7 @@ def test_files_that_lie_are_invalid(copy: Path, asked: tuple[Path, TaskPlan], na
     with pytest.raises(UNUSABLE) as raised:
         read_answers(copy, asked[1])
     assert message in str(raised.value)
-    assert [each.value for each in parse_task(copy, asked[1], Levels())] == [None] * 5
+    assert [each.value for each in parse_task(copy, asked[1], Levels())] == [None] * 7
 
 
 # --- What cannot be one task
