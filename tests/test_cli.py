@@ -332,11 +332,12 @@ def test_a_server_is_shown_with_config_file_environment_and_command() -> None:
 
 def test_a_published_recipe_is_imported_checked_and_shown(tmp_path: Path) -> None:
     output = tmp_path / "mine.yaml"
-    source = written(published_document("--max-model-len", "8192"), tmp_path)
+    source = written(published_document("--max-model-len", "8192", env={"PYTHONNOUSERSITE": "1"}), tmp_path)
     gate = ("--exact-match-minimum", "0.5", "--exact-match-filter", "strict-match")
     ends(command("recipe", "import", str(source)), 2, "--exact-match-minimum")
     done = command("recipe", "import", str(source), *gate, "--output", str(output))
     assert done.returncode == 0, done.stderr
+    assert "left out the variable PYTHONNOUSERSITE" in done.stderr
     assert command("recipe", "check", str(output), "--vllm", "0.32.0").returncode == 0
     assert "max-model-len: 8192" in command("recipe", "show", str(output), "--gpu-type", "h200").stdout
     ends(command("recipe", "import", str(source), *gate, "--output", str(output)), 2, "there is such a file already")

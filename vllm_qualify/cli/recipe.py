@@ -108,6 +108,9 @@ def recipe_import(
         typer.echo(render_recipe(imported), nl=False)
     else:
         write_recipe(imported, output)
+        # In the file they are a comment, which is easily missed.
+        for note in imported.notes:
+            tell(note)
         typer.echo(f"wrote {output}; try it: vllm-qualify recipe check {output} --vllm VERSION", err=True)
 
 
