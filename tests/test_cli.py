@@ -311,6 +311,18 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path
     assert body["fits"] is False
 
 
+def test_a_filter_that_a_task_does_not_have_ends_with_1_or_before_anything_starts_with_2(
+    tmp_path: Path, home: Path, document: Document, run_mine: RunMine
+) -> None:
+    document["gates"] = [{"metric": "exact_match", "filter": "strict_match", "minimum": 0.5, "unit": "fraction"}]
+    problem = "gsm8k has no filter strict_match; it has strict-match, flexible-extract; the nearest is strict-match"
+    done = command("recipe", "check", str(write(document, tmp_path / "mine.yaml")), "--vllm", "0.32.0")
+    assert done.returncode == 1, done.stderr
+    assert f"problem  unknown-filter       {problem}" in done.stdout
+    ends(run_mine(), 2, "accuracy", problem)
+    assert not list(home.glob("*/*"))
+
+
 def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(home: Path, document: Document, run_mine: RunMine) -> None:
     document["gpu_types"]["cpu"]["server"] = {"max-num-sequences": 4}
     problem = ("error (the recipe's author must act): check: ", "has no option --max-num-sequences")

@@ -55,8 +55,8 @@ def check_name(name: str) -> str:
         raise ValueError(f"'{name}' {_REFUSED[name]}: leave it out, no recipe may set it")
     if not may_be_set(name):
         raise ValueError(
-            f"'{name}' is not a variable that a recipe may set: leave it out; which may be set, and which variables of the host "
-            'a server has, is in docs/recipes.md, "Environment"'
+            f"'{name}' is not a variable that a recipe may set: leave it out. Which may be set, and which of the host's a "
+            'server has, is in docs/recipes.md, "Environment"'
         )
     return name
 

@@ -53,8 +53,8 @@ _COMMENTS = {
 }
 _COMMENTS_BY_CHAT = _COMMENTS | {
     "accuracy": (
-        "Not the source's: all of gsm8k, by chat, which is what is promised. gsm8k's own texts that end a reply would also end the "
-        "thinking of a model, and its own longest reply would cut it."
+        "Not the source's: all of gsm8k, by chat, which is what is promised. gsm8k's own texts that end a reply would also end "
+        "a model's thinking, and its own longest reply would cut it."
     )
 }
 
