@@ -10,8 +10,9 @@ from tests.report.builder import passed_report
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import Checked, check_recipe
 from vllm_qualify.errors import CallerError
-from vllm_qualify.evidence.accuracy import checked_tasks
+from vllm_qualify.evidence.accuracy import task_files
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks, with_tasks
+from vllm_qualify.evidence.accuracy.task_files import UntoldError
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
@@ -175,9 +176,9 @@ def test_planned_tasks_are_checked_too() -> None:
 
 def test_without_lm_eval_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise checked_tasks.UntoldError("lm-eval is not installed here")
+        raise UntoldError("lm-eval is not installed here")
 
-    monkeypatch.setattr(checked_tasks.task_files, "describe", refuse)
+    monkeypatch.setattr(task_files, "describe", refuse)
     given = checked(loaded(tmp_path, made({}, [GSM8K], [SCORE])), tmp_path / "cache")
     assert any(line.endswith("lm-eval is not installed here") for line in given.unknown)
 
