@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes import Document, reference, write
+from tests.recipes import Document, write
 from tests.report.builder import passed_report
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import Checked, check_recipe
@@ -14,7 +14,7 @@ from vllm_qualify.evidence.accuracy import task_files
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks, with_tasks
 from vllm_qualify.evidence.accuracy.task_files import UntoldError
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.recipe.loading import load_recipe
+from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
 
 SCORE = {"metric": "exact_match", "filter": "flexible-extract", "minimum": 0.5, "unit": "fraction"}
@@ -183,8 +183,11 @@ def test_without_lm_eval_nothing_is_known(tmp_path: Path, monkeypatch: pytest.Mo
     assert any(line.endswith("lm-eval is not installed here") for line in given.unknown)
 
 
-def test_the_catalogs_tasks_are_all_known(tmp_path: Path) -> None:
-    recipe = load_recipe("gpt-oss-20b")
-    assert problems(checked(recipe, tmp_path / "cache")) == []
-    document = reference()
-    assert problems(checked(loaded(tmp_path, document), tmp_path / "cache")) == []
+@pytest.mark.parametrize("name", catalog_names())
+def test_the_catalogs_tasks_are_all_known(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    given = checked(recipe, tmp_path / "cache")
+    assert problems(given) == []
+    assert [line for line in given.unknown if "lm-eval can ask" in line] == []
+    for serving in recipe.recipe.gpu_types.values():
+        check_recipes_tasks(recipe, serving.profiles.values())

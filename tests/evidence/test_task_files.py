@@ -133,6 +133,8 @@ def test_a_tag_says_what_its_tasks_have_in_common(tmp_path: Path) -> None:
         ("[" * 5000, "cannot be read as YAML"),
         ("task: own\nx: &x {a: 1}\ny: {<<: *x}\n", "cannot be read as YAML"),
         ("task: own\nx: !!python/object/apply:os.getcwd []\n", "cannot be read as YAML"),
+        *((f"task: own\nx: !!{tag} ''\n", "cannot be read as YAML") for tag in ("int", "bool", "float", "timestamp")),
+        ('include: "a\\0b"\ntask: own\n', "no path of a file"),
         ("- task: own\n", "no task file"),
         (f"task: own\nx: {'a' * 200_000}\n", "longer than 200,000 bytes"),
     ],
@@ -150,5 +152,12 @@ def test_a_task_whose_scores_are_codes_says_no_scores(tmp_path: Path) -> None:
     assert describe("plain", folder) == TaskFile(("none",), None, generates=True, num_fewshot=None, reply_tok=None)
 
 
-def test_a_folder_that_is_not_there_has_no_tasks(tmp_path: Path) -> None:
-    assert describe("gsm8k", tmp_path / "nowhere").generates
+def test_a_folder_that_cannot_be_read_may_have_any_task(tmp_path: Path) -> None:
+    with pytest.raises(UntoldError, match="nowhere cannot be read: No such file"):
+        describe("gsm8k", tmp_path / "nowhere")
+
+
+def test_a_folder_of_very_many_files_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_files, "MOST_FILES", 1)
+    with pytest.raises(UntoldError, match="tasks has more than 1 task files"):
+        describe("own", written(tmp_path / "tasks", own=OWN, other=OWN))

@@ -1,6 +1,7 @@
 """Whether lm-eval has what a recipe asks of it, before a server starts: its tasks, and the filters and scores of its gates."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +32,10 @@ class Asked(NamedTuple):
     server: ServerPlan | None = None
 
 
+# What is said of a task by its name, with the folder of its files; or the problem that there is none, or why nobody says it.
+LookUp = Callable[[str, Path | None], TaskFile | Finding | UntoldError]
+
+
 class Told(NamedTuple):
     """What lm-eval's files say of an asked task: the problems, and in words what they do not say."""
 
@@ -40,17 +45,19 @@ class Told(NamedTuple):
 
 def with_tasks(checked: Checked, loaded: LoadedRecipe) -> Checked:
     """What a candidate says of a recipe's cells, with what lm-eval says of their tasks."""
-    told = [(cell, each) for cell, server in checked.servers.items() for each in _tell_cell(loaded, cell, server)]
+    # Cells ask the same tasks. Nothing is kept longer: files of a recipe change.
+    look_up = cache(_look_up)
+    told = [(cell, each) for cell, server in checked.servers.items() for each in _tell_cell(loaded, cell, server, look_up)]
     findings = group_by_finding((cell, each.problems) for cell, each in told)
     unknown = dict.fromkeys(line for _, each in told for line in each.unknown)
     return checked._replace(findings=[*checked.findings, *findings], unknown=[*checked.unknown, *unknown])
 
 
-def _tell_cell(loaded: LoadedRecipe, cell: str, server: ServerPlan) -> Iterator[Told]:
+def _tell_cell(loaded: LoadedRecipe, cell: str, server: ServerPlan, look_up: LookUp) -> Iterator[Told]:
     gpu_type, profile = cell.split("/")[-2:]
     gates = loaded.recipe.gates_of(loaded.recipe.gpu_types[gpu_type].profiles[profile])
     for settings in loaded.recipe.accuracy:
-        yield tell(Asked(settings, _folder_of(loaded, settings), _gates_on(settings, gates), server))
+        yield _tell(Asked(settings, _folder_of(loaded, settings), _gates_on(settings, gates), server), look_up)
 
 
 def check_recipes_tasks(loaded: LoadedRecipe, profiles: Iterable[Profile]) -> None:
@@ -70,7 +77,8 @@ def check_planned_tasks(plans: Iterable[CellPlan]) -> list[str]:
 
 
 def _check(asked: Iterable[Asked]) -> list[str]:
-    told = [tell(each) for each in asked]
+    look_up = cache(_look_up)
+    told = [_tell(each, look_up) for each in asked]
     if problems := dict.fromkeys(problem for each in told for problem in each.problems):
         first, *others = problems
         more = f" ({len(others)} more after this)" if others else ""
@@ -78,32 +86,30 @@ def _check(asked: Iterable[Asked]) -> list[str]:
     return list(dict.fromkeys(line for each in told for line in each.unknown))
 
 
-def tell(asked: Asked) -> Told:
-    """What lm-eval's files say of the task."""
-    name = asked.settings.task
-    if asked.settings.context_tok:
-        # Such a task is made by this project, when the server can count its tokens.
-        return _tell_described(asked, task_files.describe_long())
-    try:
-        described = task_files.describe(name, asked.folder)
-    except NoTaskError:
-        return Told([_no_task(name, asked.folder)], [])
-    except UntoldError as error:
+def _tell(asked: Asked, look_up: LookUp) -> Told:
+    settings = asked.settings
+    if settings.context_tok:
+        # Such a task is made by this project, when the server can count its tokens; a plan checks the length.
+        return Told([*_check_gates(asked, task_files.describe_long())], [])
+    found = look_up(settings.task, asked.folder)
+    if isinstance(found, Finding):
+        return Told([found], [])
+    if isinstance(found, UntoldError):
         gated = ", with the filters and scores that the gates name" if any(gate.filter for gate in asked.gates) else ""
-        return Told([], [f"whether lm-eval can ask {name}{gated}: {error}"])
-    return _tell_described(asked, described)
+        return Told([], [f"whether lm-eval can ask {settings.task}{gated}: {found}"])
+    of_context = _tell_context(asked, found)
+    return of_context._replace(problems=[*_check_gates(asked, found), *of_context.problems])
 
 
-def _tell_described(asked: Asked, described: TaskFile) -> Told:
-    problems = [*_check_gates(asked, described)]
-    told = Told(problems, []) if asked.settings.context_tok else _tell_context(asked, described)
-    return Told([*problems, *told.problems], told.unknown)
-
-
-def _no_task(name: str, folder: Path | None) -> Finding:
-    where = f"lm-eval {metadata.version('lm-eval')}" + (" and task_folder have" if folder else " has")
-    near = nearest_words(name, task_files.known_names())
-    return Finding(kind="unknown-task", name=name, told=f"{where} no task {name}{near}")
+def _look_up(task: str, folder: Path | None) -> TaskFile | Finding | UntoldError:
+    try:
+        return task_files.describe(task, folder)
+    except UntoldError as error:
+        return error
+    except NoTaskError:
+        where = f"lm-eval {metadata.version('lm-eval')}" + (" and task_folder have" if folder else " has")
+        near = nearest_words(task, task_files.known_names())
+        return Finding(kind="unknown-task", name=task, told=f"{where} no task {task}{near}")
 
 
 def _check_gates(asked: Asked, described: TaskFile) -> Iterator[Finding]:

@@ -116,9 +116,12 @@ class _Own:
 
     def _read(self) -> None:
         self._entries = {}
-        files = sorted((path for path in _walk(self.folder) if path.suffix == ".yaml"), key=Path.as_posix)
+        try:
+            files = sorted((path for path in _walk(self.folder) if path.suffix == ".yaml"), key=Path.as_posix)
+        except OSError as error:
+            files, self._doubt = [], f"{self.folder.name} cannot be read: {error.strerror}"
         if len(files) > MOST_FILES:
-            raise UntoldError(f"{self.folder.name} has more than {MOST_FILES:,} task files")
+            files, self._doubt = [], f"{self.folder.name} has more than {MOST_FILES:,} task files"
         for path in files:
             try:
                 config = _load(path, (self.folder,), is_trusted=self.is_trusted)
@@ -304,8 +307,12 @@ _TrustedLoader.add_constructor("!function", _name_function)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """The plain files in a folder and below; links to folders are not followed."""
-    for place, _, names in os.walk(folder):
+    """The plain files in a folder and below; links to folders are not followed. Raises OSError if one cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
         yield from (path for name in names if (path := Path(place, name)).is_file())
 
 
@@ -321,7 +328,10 @@ def _load_theirs(path: Path) -> Config:
 
 def _load(path: Path, within: tuple[Path, ...], *, is_trusted: bool, seen: frozenset[Path] = frozenset()) -> dict[str, Any]:
     """The mapping in a file, over those that it includes. Raises UntoldError if a file is none, or outside of `within`."""
-    file = path.resolve()
+    try:
+        file = path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UntoldError(f"{path.name!r} is no path of a file") from error
     if file in seen:
         raise UntoldError(f"{path.name} includes itself")
     if not any(file.is_relative_to(folder.resolve()) for folder in (*within, tasks_folder())):
@@ -345,7 +355,8 @@ def _parse(file: Path, *, is_trusted: bool) -> dict[str, Any]:
             raise UntoldError(f"{file.name} is longer than {MOST_BYTES:,} bytes")
         # Both loaders make plain values alone; the name of a function stays a name.
         config = yaml.load(content, _TrustedLoader if is_trusted else _Loader)  # noqa: S506
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+    # For values that are not what their tags say, PyYAML also raises some internal errors of its code.
+    except (OSError, yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
         raise UntoldError(f"{file.name} cannot be read as YAML") from error
     if not isinstance(config, dict):
         raise UntoldError(f"{file.name} is no task file that can be read here")
