@@ -16,6 +16,7 @@ from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
+from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, unisolated_code, within_budget
 from vllm_qualify.plan.choice import Choice
@@ -41,7 +42,9 @@ WEIGHTS_LIMIT_S = 48 * 3600.0
 def check_request(recipe: str, choice: Choice, launch: Launch, store: str, allow_code: bool = False) -> Engines:
     """Check the request; the engines, their tags as digests. Raises CallerError, HostError, ReleaseError, StoreError."""
     check_host()
-    check_choice(_load_allowed(recipe, allow_code), choice, launch)
+    loaded = _load_allowed(recipe, allow_code)
+    if selection := check_choice(loaded, choice, launch):
+        check_recipes_tasks(loaded, selection.profiles.values())
     prepare(open_store(store))
     return find_engines(launch)
 
@@ -89,6 +92,8 @@ def plan(
     machine = read_machine(engines.engine, choice.gpu_type)
     costs = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=costs) for cell in plan_cells(loaded, choice, engines, machine)]
+    for unknown in check_planned_tasks(plans):
+        get_run_logger().warning(f"it is not known {unknown}")
     if time_budget_s:
         plans = [within_budget(cell, time_budget_s) for cell in plans]
     for cell in plans:

@@ -5,6 +5,7 @@ the server has a password that only this process knows, and a database of its ow
 """
 
 import atexit
+import fcntl
 import os
 import secrets
 import shutil
@@ -13,7 +14,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -37,6 +38,7 @@ STAGE = "prefect"
 # On a busy host it takes long to make its database.
 START_LIMIT_S = 180.0
 END_LIMIT_S = 5.0
+ASK_EVERY_S = 0.1
 # As Prefect starts its own temporary server: without its page, and without the services that are not needed here.
 EPHEMERAL = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
@@ -98,25 +100,60 @@ def _run_server(password: str) -> Iterator[str]:
     # What else is set of another database is not for this one.
     of_others = [name for name in inherited if name.startswith("PREFECT_") and "_DATABASE_" in name]
     environment = {name: value for name, value in inherited.items() if name not in of_others} | EPHEMERAL | own
-    with writing(STAGE):
+    with ExitStack() as making:
+        if not empty.is_file():
+            # Of several first starts one makes it, and the others wait: each by itself would take as many times as long.
+            making.enter_context(_alone(empty.with_suffix(".lock")))
         if empty.is_file():
-            shutil.copyfile(empty, database)
+            making.close()
+            with writing(STAGE):
+                shutil.copyfile(empty, database)
+        command, url = _choose_place()
+        with running_guarded(command, environment, folder / "server.log", END_LIMIT_S) as process:
+            _await_health(f"{url}/health", process)
+            if not empty.is_file():
+                _keep_empty(database, empty)
+            making.close()
+            yield url
+
+
+def _choose_place() -> tuple[list[str], str]:
+    """The command of a server on a port that is free now, and its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     app = ["--app-dir", str(Path(prefect.__file__).parent.parent), "--factory", "prefect.server.api.server:create_app"]
     place = ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
-    command, url = [sys.executable, "-m", "uvicorn", *app, *place], f"http://127.0.0.1:{port}/api"
-    with running_guarded(command, environment, folder / "server.log", END_LIMIT_S) as process:
-        _await_health(f"{url}/health", process)
-        if not empty.is_file():
-            _keep_empty(database, empty)
-        yield url
+    return [sys.executable, "-m", "uvicorn", *app, *place], f"http://127.0.0.1:{port}/api"
 
 
 def _empty_database(settings: Settings) -> Path:
     """Where a database without any content is kept: to make one takes longer than all other work of a start."""
     return settings.home / f"empty-{prefect.__version__}.db"
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Alone among the processes that ask for this lock. Raises HostError if one of them has it longer than a start may take."""
+    with writing(STAGE):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _await_lock(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _await_lock(descriptor: int, lock: Path) -> None:
+    # Whoever has it began earlier, and so gives up earlier.
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        with writing(STAGE), suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(ASK_EVERY_S)
+    problem = f"another run has been making the database of Prefect's server for {START_LIMIT_S:g} s"
+    raise HostError(problem, f"end it (`fuser {lock}` names it), and run this again", STAGE)
 
 
 def _keep_empty(database: Path, empty: Path) -> None:
@@ -134,7 +171,7 @@ def _await_health(url: str, process: RunningProcess) -> None:
         if process.exit_code() is not None or time.monotonic() > deadline:
             remedy = "see its last lines; or start a server of your own, and name it in PREFECT_API_URL"
             raise HostError("Prefect's server did not start", remedy, STAGE, tail(process.log))
-        time.sleep(0.1)
+        time.sleep(ASK_EVERY_S)
 
 
 def _is_healthy(url: str) -> bool:

@@ -315,6 +315,18 @@ def test_a_recipe_that_does_not_fit_ends_with_1_and_every_problem(tmp_path: Path
     assert body["fits"] is False
 
 
+def test_a_filter_that_a_task_does_not_have_ends_with_1_or_before_anything_starts_with_2(
+    tmp_path: Path, home: Path, document: Document, run_mine: RunMine
+) -> None:
+    document["gates"] = [{"metric": "exact_match", "filter": "strict_match", "minimum": 0.5, "unit": "fraction"}]
+    problem = "gsm8k has no filter strict_match; it has strict-match, flexible-extract; the nearest is strict-match"
+    done = command("recipe", "check", str(write(document, tmp_path / "mine.yaml")), "--vllm", "0.32.0")
+    assert done.returncode == 1, done.stderr
+    assert f"problem  unknown-filter       {problem}" in done.stdout
+    ends(run_mine(), 2, "accuracy", problem)
+    assert not list(home.glob("*/*"))
+
+
 def test_a_run_ends_before_a_server_where_the_recipe_does_not_fit(home: Path, document: Document, run_mine: RunMine) -> None:
     document["gpu_types"]["cpu"]["server"] = {"max-num-sequences": 4}
     problem = ("error (the recipe's author must act): check: ", "has no option --max-num-sequences")
@@ -336,11 +348,12 @@ def test_a_server_is_shown_with_config_file_environment_and_command() -> None:
 
 def test_a_published_recipe_is_imported_checked_and_shown(tmp_path: Path) -> None:
     output = tmp_path / "mine.yaml"
-    source = written(published_document("--max-model-len", "8192"), tmp_path)
+    source = written(published_document("--max-model-len", "8192", env={"PYTHONNOUSERSITE": "1"}), tmp_path)
     gate = ("--exact-match-minimum", "0.5", "--exact-match-filter", "strict-match")
     ends(command("recipe", "import", str(source)), 2, "--exact-match-minimum")
     done = command("recipe", "import", str(source), *gate, "--output", str(output))
     assert done.returncode == 0, done.stderr
+    assert "left out the variable PYTHONNOUSERSITE" in done.stderr
     assert command("recipe", "check", str(output), "--vllm", "0.32.0").returncode == 0
     assert "max-model-len: 8192" in command("recipe", "show", str(output), "--gpu-type", "h200").stdout
     ends(command("recipe", "import", str(source), *gate, "--output", str(output)), 2, "there is such a file already")

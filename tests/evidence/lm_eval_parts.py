@@ -21,6 +21,7 @@ from tests.fakes.openai_server import Book, serving
 from tests.fakes.redirecting import redirecting
 from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
 from vllm_qualify.evidence.accuracy.pictures import Pictures
+from vllm_qualify.evidence.accuracy.task_files import OURS
 from vllm_qualify.evidence.accuracy.tools.questions import request_of
 from vllm_qualify.evidence.accuracy.tools.scoring import text_of
 
@@ -307,7 +308,7 @@ def tools() -> None:
         folder = Path(name)
         (folder / "data.jsonl").write_text(json.dumps(row | {"ground_truth": [{"now": {}}]}))
         data = {"data_files": {"test": str(folder / "data.jsonl")}}
-        own = {"include": str(internals.OURS / "bfcl_simple.yaml"), "task": "own", "dataset_kwargs": data}
+        own = {"include": str(OURS / "bfcl_simple.yaml"), "task": "own", "dataset_kwargs": data}
         (folder / "own.yaml").write_text(json.dumps(own))
         found = internals.find_task("own", folder)
         assert found, "the task is not found"

@@ -14,9 +14,9 @@ from tests.lm_eval_files import hashed
 from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.accuracy.answers import Answered
 from vllm_qualify.evidence.accuracy.data import fetch
-from vllm_qualify.evidence.accuracy.lm_eval_internals import OURS
 from vllm_qualify.evidence.accuracy.measurements import describe_missing_answers, parse_task
 from vllm_qualify.evidence.accuracy.samples import read_answers
+from vllm_qualify.evidence.accuracy.task_files import OURS
 from vllm_qualify.evidence.accuracy.thinking import read_replies
 from vllm_qualify.evidence.sequential import Levels
 from vllm_qualify.plan.cell import TaskPlan

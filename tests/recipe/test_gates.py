@@ -1,6 +1,7 @@
 """Gates in their forms, waivers, tasks: what a recipe can say of judging, and what is refused."""
 
 import json
+import math
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,47 @@ def test_what_does_not_go_together_is_one_clear_error(tmp_path: Path, document: 
     with pytest.raises(CallerError) as raised:
         load_recipe(str(write(document, tmp_path / "mine.yaml")))
     assert message in str(raised.value)
+
+
+UNFAILABLE: list[dict[str, Any]] = [
+    SCORE | {"minimum": 0},
+    SCORE | {"reference": 0.1, "margin": 0.1},
+    SCORE | {"max_loss": 1},
+    {"metric": "truncated_answers", "maximum": 1, "unit": "fraction"},
+    {"metric": "output_throughput_tok_s", "minimum": 0, "unit": "tok/s"},
+    # The step's own token is one.
+    {"metric": "acceptance_length_tok", "minimum": 1, "unit": "tok"},
+]
+
+
+@pytest.mark.parametrize("gate", UNFAILABLE, ids=str)
+def test_a_gate_that_nothing_can_fail_is_refused(tmp_path: Path, gate: dict[str, Any]) -> None:
+    document = reference() | {"gates": [gate]}
+    with pytest.raises(CallerError) as raised:
+        load_recipe(str(write(document, tmp_path / "mine.yaml")))
+    assert f"nothing can fail the gate on {gate['metric']}" in raised.value.problem
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        SCORE | {"minimum": 1},
+        SCORE | {"minimum": 0.001},
+        SCORE | {"max_loss": 0.999},
+        {"metric": "truncated_answers", "maximum": 0, "unit": "fraction"},
+        {"metric": "acceptance_length_tok", "minimum": 1.01, "unit": "tok"},
+        RELATIVE | {"max_worsening": 1000.0},
+    ],
+    ids=str,
+)
+def test_a_gate_that_little_can_fail_is_taken(tmp_path: Path, gate: dict[str, Any]) -> None:
+    document = reference() | {"gates": [gate]}
+    assert len(load_recipe(str(write(document, tmp_path / "mine.yaml"))).recipe.gates) == 1
+
+
+def test_what_a_metric_can_be() -> None:
+    possible = {name: METRICS[name].possible for name in ("exact_match", "startup_s", "soak_ttft_growth_pct_h")}
+    assert possible == {"exact_match": (0, 1), "startup_s": (0, math.inf), "soak_ttft_growth_pct_h": (-math.inf, math.inf)}
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,30 @@ def test_earlier_tries_are_reported_with_their_verdicts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("score", "max_loss", "said"),
+    [(0.0, 0.0075, "(≤ 0.75 pp), since it scores 0.00 %"), (0.5, 0.5, "(≤ 50 pp), since it scores 50.00 %"), (0.51, 0.5, "")],
+)
+def test_a_baseline_against_which_a_gate_cannot_fail_says_so(score: float, max_loss: float, said: str) -> None:
+    gate = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=max_loss, unit="fraction")
+    row = valid("exact_match", score, "accuracy/results.json", task="gsm8k", filter="strict-match", sample_count=40)
+    plan = passed_report().plan.model_copy(update={"gates": [gate], "establishes": True})
+    told = _spaced(words.unlosable_sentence(plan, [row]))
+    begins = "no later run can fail against it: exact_match (gsm8k, strict-match) against the baseline "
+    assert told == (begins + said if said else "")
+    assert words.unlosable_sentence(plan.model_copy(update={"establishes": False}), [row]) == ""
+    without = invalid("exact_match", "none", "accuracy", task="gsm8k", filter="strict-match")
+    assert words.unlosable_sentence(plan, [without]) == ""
+
+
+def test_the_report_of_such_a_baseline_says_so() -> None:
+    report = passed_report()
+    loss = gate_of(metric="exact_match", task="gsm8k", filter="strict-match", max_loss=0.95, unit="fraction")
+    given = changed(report, "plan", gates=[*report.plan.gates, loss], establishes=True)
+    assert "can fail against it" in dict(facts(given))["As baseline"]
+    assert "As baseline" not in dict(facts(report))
+
+
+@pytest.mark.parametrize(
     ("beside", "said"), [(server_plan(), ", loads in turns"), (None, ", loads unpaired: measured then and now")]
 )
 def test_it_is_said_whether_loads_were_measured_in_turns(beside: ServerPlan | None, said: str) -> None:

@@ -34,6 +34,7 @@ def recipe_check(
     """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
     from vllm_qualify.drift.candidate import find_candidate, find_other
     from vllm_qualify.drift.check import check_recipe
+    from vllm_qualify.evidence.accuracy.checked_tasks import with_tasks
     from vllm_qualify.plan.choice import Choice
     from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
@@ -45,7 +46,7 @@ def recipe_check(
         check_allowed(loaded, allow_code)
     candidate = find_candidate(vllm, image, python, tell)
     other = find_other(against, tell) if against else None
-    checked = check_recipe(loaded, choice, candidate, engine_cache(), other, allow_code)
+    checked = with_tasks(check_recipe(loaded, choice, candidate, engine_cache(), other, allow_code), loaded)
     if json:
         typer.echo(checked.as_json())
     else:
@@ -108,6 +109,9 @@ def recipe_import(
         typer.echo(render_recipe(imported), nl=False)
     else:
         write_recipe(imported, output)
+        # In the file they are a comment, which is easily missed.
+        for note in imported.notes:
+            tell(note)
         typer.echo(f"wrote {output}; try it: vllm-qualify recipe check {output} --vllm VERSION", err=True)
 
 

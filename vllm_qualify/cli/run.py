@@ -190,6 +190,7 @@ def _check_early(request: "QualifyRelease") -> None:
     """Report a mistake before the orchestrator starts, which takes seconds. The flow checks again where it runs."""
     from vllm_qualify.engine.host import check_host
     from vllm_qualify.engine.provision import find_engines
+    from vllm_qualify.evidence.accuracy.checked_tasks import check_recipes_tasks
     from vllm_qualify.plan.cells import check_choice
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.publish.stores import open_store
@@ -202,6 +203,8 @@ def _check_early(request: "QualifyRelease") -> None:
     loaded, opened = load_recipe(request.recipe), open_store(request.store)
     check_allowed(loaded, request.allow_code)
     selection = check_choice(loaded, request.choice, request.launch)
+    if selection:
+        check_recipes_tasks(loaded, selection.profiles.values())
     try:
         find_engines(request.launch)
     except HostError as error:

@@ -45,7 +45,8 @@ class FindingOfCells(NamedTuple):
 class Checked(NamedTuple):
     """What a candidate says about a recipe: the `cells`, the findings in `findings`, and in words what is `unknown`.
 
-    `unjudged` counts the cells that an engine could not judge completely. `left_out` has the variants without a cell.
+    `unjudged` counts the cells that an engine could not judge completely. `left_out` has the variants without a cell, and
+    `servers` the plan of each cell's server.
     """
 
     version: str
@@ -54,6 +55,7 @@ class Checked(NamedTuple):
     unknown: list[str]
     unjudged: int = 0
     left_out: list[str] = []
+    servers: Mapping[str, ServerPlan] = {}
 
     @property
     def problems(self) -> list[FindingOfCells]:
@@ -121,7 +123,8 @@ def check_recipe(
     away = [] if candidate.table else list(_fetch_configurations(subjects))
     checked = _check_subjects(subjects, candidate, cache)
     findings = [*checked.findings, *_code_findings(loaded, checked.cells, allow_code)]
-    checked = checked._replace(left_out=left_out, findings=findings, unknown=[*checked.unknown, *away])
+    servers = {subject.cell: subject.server for subject in subjects}
+    checked = checked._replace(left_out=left_out, findings=findings, unknown=[*checked.unknown, *away], servers=servers)
     if against is None:
         return checked
     before, now = table_from(against, cache), table_from(candidate, cache)
@@ -132,7 +135,7 @@ def check_recipe(
         for kind in get_args(ModelKind)
         if not table.resolved.get(kind)
     ]
-    return checked._replace(findings=[*checked.findings, *_group_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
+    return checked._replace(findings=[*checked.findings, *group_by_finding(changed)], unknown=[*checked.unknown, *unresolved])
 
 
 def _fetch_configurations(subjects: Sequence[Subject]) -> Iterator[str]:
@@ -283,14 +286,14 @@ def _check_subjects(
         files = _files_named(subjects)
         unknown += [f"whether there is a file {path}, which --{name} names: a table does not say" for name, path in files]
         unjudged = {cell for of in files.values() for cell in of}
-        return Checked(candidate.version, cells, _group_by_finding(findings), [*unknown, UNASKED], len(unjudged))
+        return Checked(candidate.version, cells, group_by_finding(findings), [*unknown, UNASKED], len(unjudged))
     answer, judgements = ask_candidate(candidate, subjects, cache, check=check)
     findings = [(subject.cell, _engine_findings(subject, judgements.get(subject.cell), answer)) for subject in subjects]
     why = _reasons_unjudged(subjects, judgements)
     unknown = [
         f"whether options refuse each other, for {len(of)} of {len(cells)} cells: {because}" for because, of in why.items()
     ]
-    return Checked(candidate.version, cells, _group_by_finding(findings), unknown, sum(map(len, why.values())))
+    return Checked(candidate.version, cells, group_by_finding(findings), unknown, sum(map(len, why.values())))
 
 
 def _files_named(subjects: Sequence[Subject]) -> dict[tuple[str, str], list[str]]:
@@ -336,7 +339,8 @@ def _reasons_unjudged(subjects: Sequence[Subject], judgements: Mapping[str, Engi
     return why
 
 
-def _group_by_finding(of_cells: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCells]:
+def group_by_finding(of_cells: Iterable[tuple[str, list[Finding]]]) -> list[FindingOfCells]:
+    """Each finding once, with all its cells."""
     cells: dict[Finding, list[str]] = {}
     for cell, findings in of_cells:
         for finding in findings:

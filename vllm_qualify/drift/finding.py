@@ -19,7 +19,8 @@ from vllm_qualify.recipe.values import Frozen
 _OfOptions = Literal["unknown-option", "spare-value", "unnamed-option", "bad-value", "unregistered-name", "missing-option"]
 _OfFields = Literal["unknown-field", "ignored-field", "unknown-environment", "refused-environment", "unknown-metric"]
 _OfServers = Literal["refused", "perhaps-refused", "changed-default", "runs-code", "trusts-code"]
-FindingKind = Literal[_OfOptions, _OfFields, _OfServers]
+_OfTasks = Literal["unknown-task", "unknown-filter", "unknown-score", "context-too-short"]
+FindingKind = Literal[_OfOptions, _OfFields, _OfServers, _OfTasks]
 WITHOUT_EFFECT = ("ignored-field", "unknown-environment")
 NOTES = (*WITHOUT_EFFECT, "perhaps-refused", "changed-default", "trusts-code")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
@@ -152,7 +153,7 @@ def _check_registries(server: ServerArguments, table: EngineTable) -> Iterator[F
         option = table.options[path.partition(".")[0]]
         is_none = name == "" or (name.lower() == "none" and option.type == READS_NONE)
         if not is_none and not {name, name.lower()} & set(known):
-            problem = f"vLLM {table.version} knows no such name{_nearest_words(name, known)}"
+            problem = f"vLLM {table.version} knows no such name{nearest_words(name, known)}"
             yield Finding(kind="unregistered-name", name=path, told=f"--{path} {_shorten(name)}: {problem}")
 
 
@@ -186,7 +187,7 @@ def _check_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[F
     option = _find_option(name, table)
     fields = None if option is None else table.configs.get(_config_class(option, table))
     if option is None:
-        hint = _nearest_words(plain, table.options)
+        hint = nearest_words(plain, table.options)
         yield Finding(kind="unknown-option", name=name, told=f"vLLM {table.version} has no option --{plain}{hint}")
     elif path or (fields is not None and isinstance(_as_mapping(value), dict)):
         yield from _check_config(plain, option, _nest_fields(path, value), fields or {}, table)
@@ -198,7 +199,8 @@ def _check_option(name: str, value: JsonValue, table: EngineTable) -> Iterator[F
             yield Finding(kind="bad-value", name=name, told=f"--{name} {_shorten(value)}: {problem}")
 
 
-def _nearest_words(name: str, known: Iterable[str]) -> str:
+def nearest_words(name: str, known: Iterable[str]) -> str:
+    """The known name that is the most like it, to be said behind a problem; empty if none is like it."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"; the nearest is {near[0]}" if near else ""
 
@@ -276,7 +278,7 @@ def _check_config(
         place = f"{name}.{field}"
         if field not in fields:
             ignored = ", and ignores it" if kind == "ignored-field" else ""
-            problem = f"--{name} has no field {field} in vLLM {table.version}{ignored}{_nearest_words(field, fields)}"
+            problem = f"--{name} has no field {field} in vLLM {table.version}{ignored}{nearest_words(field, fields)}"
             yield Finding(kind=kind, name=place, told=problem)
         elif refusal := _first_error(inner, fields[field]):
             yield Finding(kind="bad-value", name=place, told=f"--{place} {_shorten(inner)}: {refusal}")

@@ -203,13 +203,13 @@ def check_length(server: ServerPlan, longest_tok: int, asked: str, place: str) -
 
     `asked` says what has so many.
     """
-    limit = _limit_of(server)
+    limit = limit_of(server)
     if limit is not None and longest_tok > limit[0]:
         problem = f"{asked} has {longest_tok:,} tokens, prompt and reply, and {limit[1]} {limit[0]:,}"
         raise CallerError(problem, f"shorten it, or serve a longer context: {MAX_LEN}, as far as the model goes", place)
 
 
-def _limit_of(server: ServerPlan) -> tuple[int, str] | None:
+def limit_of(server: ServerPlan) -> tuple[int, str] | None:
     """The most tokens of a request, and what says so; None if only the engine knows."""
     if server.kind != VLLM:
         return None

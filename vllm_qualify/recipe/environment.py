@@ -55,7 +55,8 @@ def check_name(name: str) -> str:
         raise ValueError(f"'{name}' {_REFUSED[name]}: leave it out, no recipe may set it")
     if not may_be_set(name):
         raise ValueError(
-            f"'{name}' is not a variable that a recipe may set: leave it out, or set it in the environment of vllm-qualify"
+            f"'{name}' is not a variable that a recipe may set: leave it out. Which may be set, and which of the host's a "
+            'server has, is in docs/recipes.md, "Environment"'
         )
     return name
 
@@ -65,12 +66,23 @@ def may_be_set(name: str) -> bool:
     return allowed and name not in _REFUSED
 
 
+def may_be_left_out(name: str, value: str) -> bool:
+    """Whether a server without this variable, which no recipe may set, is still the server that is meant.
+
+    It is not if the variable names where code, data or the model comes from.
+    """
+    return not may_be_set(name) and name not in _REFUSED and not _names_a_place(name, value)
+
+
 def why_code(name: str, value: str) -> str | None:
     """Why a variable with this value runs code or names a place that code comes from; None if it does not."""
     if name in _LOADS_CODE:
         return None if value in ("", "0") else _LOADS_CODE[name]
-    named = bool(_PLACES.intersection(name.split("_"))) or bool(_LOOKS_LIKE_A_PLACE.search(value))
-    return _A_PLACE if named else None
+    return _A_PLACE if _names_a_place(name, value) else None
+
+
+def _names_a_place(name: str, value: str) -> bool:
+    return bool(_PLACES.intersection(name.split("_"))) or bool(_LOOKS_LIKE_A_PLACE.search(value))
 
 
 def why_open(name: str, value: str) -> str | None:

@@ -1,5 +1,6 @@
 """Gates: rules over one metric. The keys of a gate show its kind, so a recipe does not name the kind."""
 
+import math
 from abc import abstractmethod
 from datetime import date
 from decimal import Decimal
@@ -99,6 +100,17 @@ class BaseGate(Frozen):
     def bound(self) -> float | list[float]:
         """For documents: the only bound, or both."""
         return self.bounds[0] if len(self.bounds) == 1 else self.bounds
+
+    @property
+    def cannot_fail(self) -> bool:
+        """Whether every value that can be measured meets it."""
+        (at_least, at_most), (least, most) = self.limits, self.possible
+        return (at_least is None or at_least <= least) and (at_most is None or at_most >= most)
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the most that the judged quantity can be."""
+        return (-math.inf, math.inf) if self.is_compared else METRICS[self.metric].possible
 
     @property
     def against(self) -> Comparison | None:
@@ -217,6 +229,10 @@ class _Loss(BaseGate):
     @classmethod
     def fits(cls, metric: Metric) -> bool:
         return metric.is_score
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        return -1.0, 1.0
 
 
 class MaxLoss(_Loss):
@@ -385,6 +401,9 @@ def refused_in_recipes(metric: Metric) -> str | None:
 def _may_be_in_a_recipe(gate: Gate) -> Gate:
     if refusal := refused_in_recipes(METRICS[gate.metric]):
         raise ValueError(refusal)
+    if gate.cannot_fail:
+        problem = f"nothing can fail the gate on {gate.label}: whatever is measured meets {gate.bounds[0]:g}"
+        raise ValueError(f"{problem}. Give a bound that a bad model or server would miss, or leave the gate out")
     return gate
 
 

@@ -30,7 +30,7 @@ class Metric:
     """A metric. `direction` says which way is better. `unit` is the unit of value, interval and bound.
 
     `is_score`: lm-eval's tasks give each answer this score, by filter. A percentile has its `quantile`. `is_growth`: it may be
-    negative.
+    negative. No other value is below `least`.
     """
 
     name: str
@@ -41,6 +41,13 @@ class Metric:
     is_score: bool = False
     quantile: float | None = None
     is_growth: bool = False
+    least: float = 0.0
+
+    @property
+    def possible(self) -> tuple[float, float]:
+        """The least and the most that a measurement can give."""
+        least = -math.inf if self.is_growth else self.least
+        return least, 1.0 if self.unit in ("fraction", "bool") else math.inf
 
     @property
     def is_only_compared(self) -> bool:
@@ -212,7 +219,14 @@ _DECLARED = (
     ),
     Metric(GOODPUT, "load", "req/s", "higher", "requests completed per second that met the workload's SLO"),
     Metric(PREFIX_HIT_SHARE, "load", "fraction", "higher", "share of the prompts that the server's prefix cache had"),
-    Metric("acceptance_length_tok", "load", "tok", "higher", "tokens per step of speculative decoding, the draft's and one"),
+    Metric(
+        "acceptance_length_tok",
+        "load",
+        "tok",
+        "higher",
+        "tokens per step of speculative decoding, the draft's and one",
+        least=1.0,
+    ),
     *(
         metric
         for path, through in PATHS.items()
@@ -244,7 +258,14 @@ _DECLARED = (
     Metric(RECOVERED, "paths", "s", "lower", "until no request runs and the KV cache is free again, after clients hung up"),
     Metric(SPEEDUP, "speculation", "ratio", "higher", "output tokens per second over those of the same server without it"),
     Metric(SPEEDUP_BATCH1, "speculation", "ratio", "higher", "the same with one request at a time"),
-    Metric(ACCEPTANCE_BATCH1, "speculation", "tok", "higher", "tokens per step of speculative decoding, one request at a time"),
+    Metric(
+        ACCEPTANCE_BATCH1,
+        "speculation",
+        "tok",
+        "higher",
+        "tokens per step of speculative decoding, one request at a time",
+        least=1.0,
+    ),
     Metric(SAME_TEXT, "speculation", "fraction", "higher", "share of prompts whose greedy text is the same without it"),
     Metric(SLO_CONCURRENCY, "sweep", "req", "higher", "most requests at once that meet the sweep's SLO"),
     Metric(SLO_RATE, "sweep", "req/s", "higher", "highest rate of requests that meets the sweep's SLO"),

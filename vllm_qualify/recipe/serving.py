@@ -20,6 +20,7 @@ SETTABLE_BY_US = (
 )
 # What begins with a dash, and is not a number: a parser reads it as an option, wherever it stands.
 _AN_OPTION = re.compile(r"-(?![0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?\Z)")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _server_key(key: str) -> str:
@@ -50,8 +51,13 @@ def _check_given(value: JsonValue) -> None:
         _check_given(inner)
 
 
+def is_environment_name(name: str) -> bool:
+    """Whether a variable may have this name, which is none of a secret's."""
+    return bool(_VARIABLE.fullmatch(name)) and not is_secret_name(name)
+
+
 def _environment_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not _VARIABLE.fullmatch(name):
         raise ValueError(f"'{name}' is not the name of an environment variable")
     if is_secret_name(name):
         raise ValueError(f"'{name}' names a secret: set it in the environment of vllm-qualify, never in a recipe")

@@ -26,6 +26,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Run", f"{report.run_id}{origin}"),
         ("Load", "; ".join(filter(None, (points.effort(report), points.window(report))))),
         ("Baseline", words.baseline_sentence(plan)),
+        ("As baseline", words.unlosable_sentence(plan, [row for stage in report.stages for row in stage.measurements])),
         ("Anchor", words.anchor_sentence(plan)),
         ("Paths", words.unproven_sentence(plan, report.judgement)),
         ("Starts", starts_sentence(report)),

@@ -155,6 +155,22 @@ def baseline_sentence(plan: CellPlan) -> str:
     return f"{made}run {then.run_id} of {then.cell.id} on {engine(then.cell.release.engine)}{only_here}{loads}"
 
 
+def unlosable_sentence(plan: CellPlan, measurements: Sequence[Measurement]) -> str:
+    """Which gates no later run can fail against this one, a baseline: it scores no more than they let be lost.
+
+    Empty if there is none.
+    """
+    losses = [gate for gate in plan.gates if plan.establishes and gate.against in ("answers", "anchor")]
+    own = [row for row in measurements if row.against is None and row.start is None]
+    scores = {(row.metric, row.task, row.filter): row.value for row in own}
+    told = [
+        f"{gate.label} ({words_of_bound(gate)}), since it scores {value(score, 'fraction')}"
+        for gate in losses
+        if (score := scores.get((gate.metric, gate.task, gate.filter))) is not None and score <= gate.bounds[0]
+    ]
+    return f"no later run can fail against it: {'; '.join(told)}" if told else ""
+
+
 def unproven_sentence(plan: CellPlan, judgement: Judgement) -> str:
     """Which paths were not judged, since nothing proves that answers took them; empty if there is none."""
     unproven = [gate.label for gate in judgement.not_judged if plan.need_not_be_proven(gate)]

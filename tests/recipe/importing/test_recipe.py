@@ -67,6 +67,26 @@ def test_published_parsers_are_promises(words: list[str], capabilities: list[str
     assert import_words(tmp_path, *words).recipe.capabilities == capabilities
 
 
+def test_where_a_chat_is_promised_gsm8k_is_asked_by_chat(tmp_path: Path) -> None:
+    task = import_words(tmp_path, "--reasoning-parser", "qwen3").recipe.accuracy[0]
+    assert (task.task, task.api, task.stop, task.max_gen_toks) == ("gsm8k", "chat", [], 4096)
+    task = import_words(tmp_path).recipe.accuracy[0]
+    assert (task.task, task.api, task.stop, task.max_gen_toks) == ("gsm8k", "completions", None, None)
+
+
+def test_a_reply_to_gsm8k_leaves_room_for_its_examples(tmp_path: Path) -> None:
+    task = import_words(tmp_path, "--reasoning-parser", "qwen3", "--max-model-len", "4096").recipe.accuracy[0]
+    assert task.max_gen_toks == 2048
+
+
+def test_the_written_recipe_says_why_gsm8k_is_asked_by_chat(tmp_path: Path) -> None:
+    write_recipe(import_words(tmp_path, *TOOLS), tmp_path / "recipe.yaml")
+    written_lines = (tmp_path / "recipe.yaml").read_text().splitlines()
+    comment = written_lines[written_lines.index("accuracy:") - 1]
+    assert "by chat, which is what is promised" in " ".join(written_lines)
+    assert comment.startswith("# ")
+
+
 def test_only_what_all_gpu_types_have_is_promised(tmp_path: Path) -> None:
     written(published_document("--reasoning-parser", "qwen3"), tmp_path)
     written(published_document(hardware="h100"), tmp_path, "h100.json")

@@ -185,3 +185,9 @@ def test_every_sample_is_imported_and_loads_again_as_it_was(source: Path, tmp_pa
     write_recipe(result, tmp_path / "recipe.yaml")
     assert load_recipe(str(tmp_path / "recipe.yaml")).recipe == result.recipe
     assert str(SAMPLES.parent) not in (tmp_path / "recipe.yaml").read_text()
+
+
+@needs_samples
+def test_a_model_of_the_harmony_format_is_asked_as_in_the_catalog() -> None:
+    imported_task = imported_sample(SAMPLES / "models/openai/gpt-oss-20b.yaml").recipe.accuracy[0]
+    assert imported_task == load_recipe("gpt-oss-20b").recipe.accuracy[0]

@@ -289,3 +289,32 @@ def test_keys_that_are_unknown_here_are_named(tmp_path: Path) -> None:
     assert note.endswith(
         ": routing, model.speed, variants.default.kv_budget, features.tools.after, strategy_overrides.single_node_tp.hint"
     )
+
+
+# --- variables that no recipe may set
+
+@pytest.mark.parametrize("name", ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "PYTHONNOUSERSITE", "HSA_NO_SCRATCH_RECLAIM"])
+def test_a_switch_that_no_recipe_may_set_is_left_out_and_named(name: str, tmp_path: Path) -> None:
+    result = imported(repository(tmp_path, model_document(model__base_env={name: "1", "VLLM_A": "2"})))
+    assert {gpu_type: serving.environment for gpu_type, serving in result.recipe.gpu_types.items()} == {
+        "b200": {"VLLM_A": "2"},
+        "h200": {"VLLM_A": "2"},
+    }
+    (note,) = (note for note in result.notes if name in note)
+    assert note == f"b200, h200: left out the variable {name} ('1'): no recipe may set it, so the server does not have it"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        *({name: "/some/where"} for name in ("LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "HTTPS_PROXY", "SOME_NAME")),
+        *({name: "1"} for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PATH", "HF_ENDPOINT", "HOME")),
+        *({name: "1"} for name in ("VLLM_USE_MODELSCOPE", "VLLM_MODEL_REDIRECT_PATH", "VLLM_USAGE_STATS_SERVER")),
+        {"SOME_API_KEY": "1"},
+    ],
+    ids=str,
+)
+def test_a_variable_that_names_a_place_or_changes_what_is_served_is_refused(environment: Document, tmp_path: Path) -> None:
+    with pytest.raises(InexpressibleError) as refusal:
+        imported(repository(tmp_path, model_document(model__base_env=environment)))
+    assert next(iter(environment)) in refusal.value.problem

@@ -21,10 +21,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from vllm_qualify.evidence.accuracy.letters import GENERATES, Member, RefusedError, config_hash
 from vllm_qualify.evidence.accuracy.pictures import Pictures
+from vllm_qualify.evidence.accuracy.task_files import DEEPEST, OURS, usual_folder
 from vllm_qualify.recipe.values import TaskName
 
-# Task files of this project. They go before lm-eval's, and those of a recipe's own folder before them.
-OURS = Path(__file__).parent / "tools" / "tasks"
 # The split of local solved examples, where the task has none of its own for them.
 SHOTS = "shots"
 # What names the split of a task's solved examples: the first one that it has.
@@ -34,8 +33,6 @@ SCORING = ("output_type", "doc_to_target", "doc_to_choice", "metric_list", "filt
 PURE_FILTERS = ("regex", "take_first", "take_first_k", "majority_vote", "remove_whitespace", "lowercase", "uppercase")
 # Some patterns take the square of a text's length: a publisher's text must not hold whoever scores it again for hours.
 LONGEST_REPLY, LONGEST_FOUND = 1_000_000, 20_000
-# Groups in groups; lm-eval has three levels.
-DEEPEST = 10
 
 
 class MadeError(Exception):
@@ -85,7 +82,7 @@ def _open_managers(task: str, folder: Path | None) -> Iterator[tuple[Any, bool]]
     ours = TaskManager(include_path=OURS, include_defaults=False)
     if task in ours.task_index:
         yield ours, False
-    if usual := sorted({path for path in map(_usual_folder, names) if path}):
+    if usual := sorted({path for path in map(usual_folder, names) if path}):
         yield TaskManager(include_path=[*usual, *own_folder], include_defaults=False), False
     # A name that stands in none of lm-eval's task files is no task, group or tag of lm-eval's.
     pattern = re.compile(rb"(?<![\w.-])(?:%s)(?![\w.-])" % b"|".join(re.escape(name.encode()) for name in lacking))
@@ -99,17 +96,6 @@ def task_files() -> Iterator[bytes]:
 
     files = (path for path in Path(lm_eval.tasks.__file__).parent.rglob("*") if path.suffix not in (".py", ".pyc", ".md"))
     return (path.read_bytes() for path in files if path.is_file())
-
-
-def _usual_folder(task: str) -> Path | None:
-    """lm-eval's folder with the longest name with which the task's begins, as gsm8k for gsm8k_cot, and aime for aime25."""
-    import lm_eval.tasks
-
-    words = task.split("_")
-    folder = Path(lm_eval.tasks.__file__).parent
-    begins = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-    names = (name for begin in begins for name in (begin, begin.rstrip("0123456789")) if name)
-    return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
 def _list_members(manager: Any, group: str) -> tuple[list[str], bool]:
@@ -322,7 +308,7 @@ def own_scoring(name: str) -> dict[str, Any] | None:
     """
     from lm_eval.tasks import TaskManager
 
-    folder = _usual_folder(name)
+    folder = usual_folder(name)
     index = TaskManager(include_path=folder, include_defaults=False).task_index if folder else {}
     config = (index[name].cfg if name in index else None) or {}
     kept = {key: config[key] for key in SCORING if config.get(key) is not None}

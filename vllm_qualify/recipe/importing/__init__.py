@@ -34,6 +34,8 @@ from vllm_qualify.recipe.values import Frozen
 _FILTERS = ("strict-match", "flexible-extract")
 _LENGTH, _LENGTH_MARGIN = 1024, 64
 _CONCURRENCY, _WARMUPS = 64, 20
+# The longest answer of a chat to gsm8k, as for the catalog's gpt-oss: it may think first.
+_REPLY = 4096
 _IMAGE = re.compile(
     r"(?:docker\.io/)?vllm/vllm-openai(?:-[a-z0-9]+)?:v(\d+\.\d+(?:\.\d+)?)(?:-[\w.-]+)?(?:@sha256:[0-9a-f]{64})?"
 )
@@ -48,6 +50,12 @@ _COMMENTS = {
     "smoke": "Not the source's: the seed recipes' prompt.",
     "accuracy": "Not the source's: all of gsm8k, as for the seed recipes.",
     "gates": "Not the source's: bound and filter were given at the import.",
+}
+_COMMENTS_BY_CHAT = _COMMENTS | {
+    "accuracy": (
+        "Not the source's: all of gsm8k, by chat, which is what is promised. gsm8k's own texts that end a reply would also end "
+        "a model's thinking, and its own longest reply would cut it."
+    )
 }
 
 
@@ -129,15 +137,16 @@ def _make_recipe(gathered: Gathered, gate: dict[str, Any], source: Path) -> Impo
     by_variant = {name: [one for one, own in zip(served, names, strict=True) if own == name] for name in names}
     served_names = list(dict.fromkeys(each for one in served for each in one.served_names)) or [name]
     notes = [(one.command.gpu_type, note) for one in served for note in [*one.notes, _other_names(one, served_names)]]
+    capabilities = _promised_capabilities(served)
     document = {
         "name": name,
         "description": f"{served[0].model} as vllm-project/recipes serves it.",
         "served_model_name": served_names[0],
-        **_without_empty(aliases=served_names[1:], capabilities=_promised_capabilities(served)),
+        **_without_empty(aliases=served_names[1:], capabilities=capabilities),
         "variants": {name: _make_variant(commands, gathered.oldest_vllm) for name, commands in by_variant.items()},
         "gpu_types": {one.command.gpu_type: _make_serving(one, variant) for one, variant in zip(served, names, strict=True)},
         "smoke": {"prompt": "San Francisco is a", "max_tokens": 20},
-        "accuracy": [{"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319}],
+        "accuracy": [_make_task(served, by_chat="chat" in capabilities)],
         "gates": [gate],
     }
     try:
@@ -211,6 +220,17 @@ def _make_serving(one: Translated, variant: str) -> dict[str, Any]:
     }
 
 
+def _make_task(served: list[Translated], *, by_chat: bool) -> dict[str, Any]:
+    """All of gsm8k. Where chat is promised, it is asked by chat: completions show little of a model that only chats."""
+    task = {"task": "gsm8k", "num_fewshot": 5, "num_questions": 1319}
+    if not by_chat:
+        return task
+    lengths = [length for one in served if (length := _positive_int(one.arguments.get("max-model-len")))]
+    # Half of a short context is for the examples.
+    reply = min([_REPLY, *(max(1, length // 2) for length in lengths)])
+    return task | {"api": "chat", "max_gen_toks": reply, "stop": []}
+
+
 def _make_load(arguments: ServerArguments) -> dict[str, int]:
     concurrency = _positive_int(arguments.get("max-num-seqs")) or _CONCURRENCY
     longest = _positive_int(arguments.get("max-model-len")) or math.inf
@@ -264,7 +284,8 @@ def render_recipe(imported: Imported) -> str:
     document["gpu_types"] = {
         name: {"default_variant": serving["default_variant"]} | serving for name, serving in document["gpu_types"].items()
     }
-    sections = [_render_section(key, value) for key, value in document.items()]
+    comments = _COMMENTS_BY_CHAT if imported.recipe.accuracy[0].api == "chat" else _COMMENTS
+    sections = [_render_section(key, value, comments.get(key)) for key, value in document.items()]
     apart = [f"\n{section}" if section.count("\n") > 1 else section for section in sections]
     return "\n".join([*lines, "".join(apart)])
 
@@ -276,13 +297,13 @@ def _wrap_comment(text: str, indent: str = "") -> str:
     return wrapper.fill(plain)
 
 
-def _render_section(key: str, value: object) -> str:
+def _render_section(key: str, value: object, comment: str | None) -> str:
     """One top-level key with its comment."""
     yaml = YAML()
     yaml.default_flow_style = False
     yaml.width = 2**16
     text = io.StringIO()
-    if key in _COMMENTS:
-        text.write(f"{_wrap_comment(_COMMENTS[key])}\n")
+    if comment:
+        text.write(f"{_wrap_comment(comment)}\n")
     yaml.dump({key: value}, text)
     return text.getvalue()

@@ -5,15 +5,16 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from pydantic import JsonValue
 
 from vllm_qualify.recipe import gpu_types
+from vllm_qualify.recipe.environment import may_be_left_out
 from vllm_qualify.recipe.importing.documents import InexpressibleError, Node
 from vllm_qualify.recipe.loading import short
-from vllm_qualify.recipe.serving import Environment, ServerArguments
+from vllm_qualify.recipe.serving import Environment, ServerArguments, is_environment_name
 
 # The hardware names of vllm-project/recipes → our GPU types, if the product's name in NVML identifies the type.
 GPU_TYPES = {hardware: each.name for each in gpu_types.GPU_TYPES for hardware in each.imported}
@@ -130,7 +131,20 @@ def translate_command(command: Command) -> Translated:
         shown = "" if name in _SECRET else f" {_as_words(value)}".rstrip()
         notes.append(f"dropped --{name}{shown}: {_DROPPED[name]}")
     notes += [f"--{name} names {_as_words(arguments[name])}, which the image must have" for name in _FILES if name in arguments]
+    command = _leave_out_variables(command, notes)
     return Translated(command, models[0], revision, [name for name in served_names if name], arguments, notes)
+
+
+def _leave_out_variables(command: Command, notes: list[str]) -> Command:
+    """The command without the switches that no recipe may set: published recipes come to have others than are known here."""
+    kept = dict[str, str]()
+    for name, value in command.environment.items():
+        # The recipe itself refuses what is no name, a secret, and all that says where something comes from.
+        if is_environment_name(name) and may_be_left_out(name, value):
+            notes.append(f"left out the variable {name} ({short(value)}): no recipe may set it, so the server does not have it")
+        else:
+            kept[name] = value
+    return replace(command, environment=kept)
 
 
 def _check_options(arguments: ServerArguments, origin: Node) -> None:
