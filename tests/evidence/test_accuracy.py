@@ -44,7 +44,7 @@ from vllm_qualify.recipe.sampling import Sampling
 
 STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 UNTHINKING = "unthinking_answers"
-OF_ANSWERS = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
+OF_ANSWERS: tuple[str, ...] = ("truncated_answers", "output_tok_per_answer", "looping_answers", "other_script_answers")
 OF_ANSWERS += ("unread_answers", "lost_by_form_answers")
 LEVELS = Levels()
 # Of the captured answers: the looks are after 2, 4, 6 and all 8 questions. Fewer cuts or tokens are better.
