@@ -16,6 +16,7 @@ from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
+from vllm_qualify.engine.weights import check_weights
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, unisolated_code, within_budget
@@ -125,8 +126,8 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
 def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
-    A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one.
-    Raises CallerError, HostError, HubError.
+    A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one,
+    and its weights must be whole. Raises CallerError, HostError, HubError, ReleaseError.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
@@ -138,6 +139,9 @@ def fetch_models(plans: list[CellPlan]) -> None:
         folders[part.name] = fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
     for server in {(server.model, server.signed_by): server for server in servers}.values():
         check_publisher(server, folders.get(server.model), "check")
+    own = {Path(path) for server in servers for path in (server.model if server.is_local else None, server.draft) if path}
+    for folder, name in [*((folder, name) for name, folder in folders.items()), *((path, str(path)) for path in sorted(own))]:
+        check_weights(folder, name, "check")
 
 
 @contextmanager
