@@ -32,7 +32,7 @@ from vllm_qualify.judge import estimate, stopping
 from vllm_qualify.judge.compare.enough import repetitions
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import plan_fitted
-from vllm_qualify.plan.generation import generation_warnings
+from vllm_qualify.plan.kv_scales import model_warnings
 from vllm_qualify.plan.parts import check_unchanged
 from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.kept import keep
@@ -49,7 +49,7 @@ def await_answer(runs: list[Run], question: Question) -> None:
     Now the model is on this machine, with the file that the warnings are about. Raises RecipeError, HostError.
     """
     for run in runs:
-        warnings = generation_warnings(run.plan.server, run.plan.cell.release.engine.version)
+        warnings = model_warnings(run.plan.server, run.plan.cell.release.engine.version)
         for warning in warnings:
             get_run_logger().warning(f"{run.plan.cell.id}: {warning}")
         start_run(run.plan.model_copy(update={"unasked": question.unasked, "warnings": warnings}))

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.safetensors_files import TENSOR as A
+from tests.builders.safetensors_files import write_file
 from vllm_qualify.engine.weights import check_weights
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.recipe.loading import catalog_folder
 
-Header = dict[str, object]
-A: Header = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
-B: Header = {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]}
-
-
-def write_file(path: Path, header: object, size: int = 16) -> None:
-    written = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(written).to_bytes(8, "little") + written + b"\0" * size)
+B: dict[str, object] = {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from vllm_qualify.errors import ReleaseError, writing
 
@@ -49,6 +49,17 @@ def check_weights(folder: Path, model: str, place: str) -> None:
             checked.check_index(index, headers)
         if not indices:
             checked.check_parts(files)
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """The names of all tensors in the safetensors files at the top of a folder; empty if there are none, or one is broken."""
+    checked, names = _Checkpoint(folder, folder.name, ""), list[str]()
+    try:
+        for path in sorted(folder.glob("*.safetensors")):
+            names += checked.read_header(path)
+    except (OSError, ReleaseError):
+        return []
+    return names
 
 
 class _Checkpoint(NamedTuple):
@@ -127,7 +138,7 @@ class _Checkpoint(NamedTuple):
             self.refuse(f"{file} has {has:,} bytes of tensors, and its header tells of {end:,}")
 
 
-def _are_counts(value: Any) -> bool:
+def _are_counts(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
 
 

@@ -220,7 +220,7 @@ class CellPlan(Settings, ProfileStages):
     unasked: Annotated[list[str], FOUND] = []
     """what the engine could not say when it was asked whether it accepts the server's plan"""
     warnings: Annotated[list[str], NOTE] = []
-    """what the model's own generation_config.json does to replies"""
+    """what the model's own files do to replies: its generation_config.json, and weights without scales for an FP8 KV cache"""
     code: Annotated[list[str], NOTE] = []
     """what of the plan runs code, in words: its options, its variables, the folders of its tasks"""
     gates: Annotated[list[Gate], EFFORT]

@@ -17,7 +17,7 @@ from vllm_qualify.plan import workload
 from vllm_qualify.plan.cell import Cell, CellPlan, Release
 from vllm_qualify.plan.choice import Choice, Selection, select
 from vllm_qualify.plan.gates import judging_of, starts_of
-from vllm_qualify.plan.generation import generation_warnings
+from vllm_qualify.plan.kv_scales import model_warnings
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan, undrafted_of
 from vllm_qualify.plan.workload import most_clients
@@ -136,7 +136,7 @@ def _plan_cell(
         undrafted=undrafted,
         undrafted_in_turn=in_turn,
         watched=True,
-        warnings=generation_warnings(server, release.engine.version),
+        warnings=model_warnings(server, release.engine.version),
         code=[
             *code_of_server(server.arguments, server.environment),
             *(line for task in accuracy for line in code_of_task(task.settings, task.folder)),

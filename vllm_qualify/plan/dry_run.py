@@ -14,7 +14,7 @@ from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_t
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.plan.choice import Choice, Selection, select
-from vllm_qualify.plan.generation import generation_warnings
+from vllm_qualify.plan.kv_scales import model_warnings
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.tables import known_versions, parse_version
@@ -88,7 +88,7 @@ def _write_script(
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / CONFIG_FILE
     command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
-    warnings = [f"# Warning: {warning}." for warning in generation_warnings(plan, version)]
+    warnings = [f"# Warning: {warning}." for warning in model_warnings(plan, version)]
     folder, path, document = shlex.quote(str(config.parent)), shlex.quote(str(config)), config_text(plan, port).rstrip("\n")
     notes = [*_note_names(plan, branch), *_note_starts(loaded, selection, profile), *warnings]
     return "\n".join([f"# {cell}", *notes, f"mkdir -p {folder}", f"cat > {path} <<'END'", document, "END", command])

@@ -85,7 +85,11 @@ CHECKS = (
     _check("reasoning_stream", "the same in a stream", "reasoning"),
     _check("reasoning_tags", "no tag of thoughts is left in the content", "reasoning"),
     _check("json_object", "a reply that must be a JSON object is one", "json_schema"),
-    _check("json_schema", "a reply that must fit a JSON schema fits it, also if the question asks for another", "json_schema"),
+    _check(
+        "json_schema",
+        "a reply that must fit one JSON schema, of a number and two words, fits it, also if the question asks for another",
+        "json_schema",
+    ),
     _check("vision", "the colour of a picture is named, for two pictures", "vision"),
     _check("vision_two", "the colours of two pictures in one question are named", "vision"),
     _check("vision_broken", "a picture that is broken gets an error of status 4xx, and the next one its colour", "vision"),
