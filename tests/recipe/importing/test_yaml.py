@@ -293,6 +293,7 @@ def test_keys_that_are_unknown_here_are_named(tmp_path: Path) -> None:
 
 # --- variables that no recipe may set
 
+
 @pytest.mark.parametrize("name", ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "PYTHONNOUSERSITE", "HSA_NO_SCRATCH_RECLAIM"])
 def test_a_switch_that_no_recipe_may_set_is_left_out_and_named(name: str, tmp_path: Path) -> None:
     result = imported(repository(tmp_path, model_document(model__base_env={name: "1", "VLLM_A": "2"})))
