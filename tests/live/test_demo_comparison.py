@@ -26,8 +26,8 @@ dataset_path: json
 dataset_kwargs: {{data_files: {{test: {test}}}}}
 output_type: multiple_choice
 test_split: test
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: ["one pen", "no answer at all", "a box"]
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: "{{{{[answer, 'zq zq zq zq zq zq', 'QQ QQ QQ QQ QQ QQ']}}}}"
 doc_to_target: 0
 metric_list: [{{metric: acc}}]
 """
