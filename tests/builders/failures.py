@@ -131,7 +131,7 @@ CASES = [
     Case("hung", End(exit_code=None, waited_s=45), "hung", "release", False, ["45 s"]),
     Case("hung-engine-stopped", End(exit_code=None, waited_s=120), "hung", "release", False, ["120 s"]),
     Case("weights-do-not-fit", FAILED, "weights-do-not-fit", "release", False, ["layers.0.mlp.down_proj.weight"]),
-    Case("unknown-first-completion", End(exit_code=0), "unknown", "unclear", False, ["head_dim=16"]),
+    Case("unsupported-backend-first-completion", End(exit_code=0), "unsupported-backend", "recipe", False, ["head_dim=16"]),
 ]
 # Kinds that could not be captured here: made/README.md tells where their words come from.
 MADE_CASES = [

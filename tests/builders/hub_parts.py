@@ -13,13 +13,15 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.server import ServerPlan
 
 MODEL, TOKENIZER, DRAFT = "org/tiny", "org/words", "org/draft"
+# A whole file of safetensors, without a tensor.
+WEIGHTS = (2).to_bytes(8, "little") + b"{}"
 FILES = {
     "config.json": b"{}",
-    "model.safetensors": b"weights",
+    "model.safetensors": WEIGHTS,
     "pytorch_model.bin": b"the same weights",
     "original/m.pth": b"again",
 }
-REPOSITORIES = {MODEL: FILES, TOKENIZER: {"tokenizer.json": b"{}"}, DRAFT: {"config.json": b"{}", "model.safetensors": b"d"}}
+REPOSITORIES = {MODEL: FILES, TOKENIZER: {"tokenizer.json": b"{}"}, DRAFT: {"config.json": b"{}", "model.safetensors": WEIGHTS}}
 
 
 @pytest.fixture

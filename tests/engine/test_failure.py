@@ -424,7 +424,7 @@ def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
 
 
 def test_a_long_log_is_read_in_seconds() -> None:
-    lines = BY_LOG["unknown-first-completion"].text
+    lines = f"{DISK}\n{KEY}\n" * 100
     failure = classify_log(lines * 500, KILLED)
     assert failure.kind == "killed"
 

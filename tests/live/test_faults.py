@@ -95,11 +95,19 @@ def await_file(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> 
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_corrupt_weights_end_the_serve_stage(engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document) -> None:
+def test_corrupt_weights_are_refused_before_a_server_starts(
+    engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+) -> None:
     model = copy_of_the_model(tmp_path, document)
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
-    assert_not_served(run(home, COMMAND, "run", recipe(document, tmp_path), **of(engine)), home)
+    done = run(home, COMMAND, "run", recipe(document, tmp_path), **of(engine))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert (
+        f"error (the release's owner must act): check: the weights of {model} are not whole: model.safetensors" in done.stderr
+    )
+    assert not list(home.glob("runs/*/evidence/serve/server.log"))
+    assert approvals(home) == []
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -125,7 +133,7 @@ def copy_of_the_model(folder: Path, document: Document) -> Path:
 
 def assert_not_served(done: subprocess.CompletedProcess[str], home: Path) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "error (the release's owner must act): serve: " in done.stderr
+    assert "error (the recipe's author must act): serve: " in done.stderr
     assert "  | " in done.stderr, "the last lines of the server's log are shown"
     assert approvals(home) == []
     assert processes_of(home) == []

@@ -14,13 +14,13 @@ GENERAL_SIGNS = [
         "unsupported-backend",
         r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device"
         r"|\barch|[Ss][Mm][ _]?\d|capability))"
-        r"[^\n]{0,300}(?:not supported|unsupported|does not support|not implemented for"
+        r"[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support|not implemented for"
         r"|[Oo]nly [^\n]{1,80} (?:is|are) supported)[^\n]{0,200})",
         "a kernel or backend does not fit the model or this GPU: {why}",
     ),
     make_sign(
         "refused-configuration",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|unsupported|does not support"
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support"
         r"|mutually exclusive)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
     ),
