@@ -1,6 +1,6 @@
 """The checks before anything is measured: recipe, machine, engine, model and store."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from vllm_qualify.engine.hub import Repository, fetch
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
+from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.engine.weights import check_weights
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks
 from vllm_qualify.plan.cell import CellPlan
@@ -37,6 +38,7 @@ from vllm_qualify.runs.tries import with_tries
 PULL_LIMIT_S = 6 * 3600.0
 # A trillion weights of one byte at 10 MB/s take 28 hours, and a folder of them is hashed at the speed of its disk.
 WEIGHTS_LIMIT_S = 48 * 3600.0
+USUAL_LOADERS = ("auto", "hf", "safetensors")
 
 
 @step("check", "check {recipe}")
@@ -139,9 +141,20 @@ def fetch_models(plans: list[CellPlan]) -> None:
         folders[part.name] = fetch(Repository(name=part.name, commit=part.revision, files=part.files), "check")
     for server in {(server.model, server.signed_by): server for server in servers}.values():
         check_publisher(server, folders.get(server.model), "check")
-    own = {Path(path) for server in servers for path in (server.model if server.is_local else None, server.draft) if path}
-    for folder, name in [*((folder, name) for name, folder in folders.items()), *((path, str(path)) for path in sorted(own))]:
+    for folder, name in _list_weights(servers, folders):
         check_weights(folder, name, "check")
+
+
+def _list_weights(servers: list[ServerPlan], folders: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:
+    """The folders of weights that vLLM's usual loader reads, each with its name. Other loaders have files of their own."""
+    seen: set[Path] = set()
+    for server in servers:
+        usual = server.arguments.get("load-format", "auto") in USUAL_LOADERS
+        own = Path(server.model) if server.is_local else folders.get(server.model)
+        for folder in (own if usual else None, server.draft):
+            if folder and folder not in seen:
+                seen.add(folder)
+                yield folder, str(folder) if server.is_local or folder is server.draft else server.model
 
 
 @contextmanager

@@ -257,6 +257,23 @@ WAITING, LIMIT = "hub-rate-limit-waiting.log", End(exit_code=1, oom_killed=True)
 NEXT_LINE = "(APIServer pid=1) INFO 11-20 13:36:46 [model.py:2152] Using max model len 2048\n"
 SAID = "11-20 12:00:00 [core.py:900] torch.OutOfMemoryError: CUDA out of memory\n"
 SOURCE_LINES = '  File "worker.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nKeyError: \'weight\'\n'
+LOGGED = "(APIServer pid=1) ERROR 11-20 12:00:00 [made.py:9] "
+REQUESTS = (
+    f"{LOGGED}ValueError: Unsupported chat content part type: made\n"
+    f"{LOGGED}pydantic_core._pydantic_core.ValidationError: 1 validation error for ChatCompletionRequest\n{LOGGED}made\n"
+)
+ILLEGAL = "(EngineCore pid=7) torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+DENIED = "Exception in thread Thread-1:\n(EngineCore pid=7) PermissionError: [Errno 13] Permission denied: '/.config'\n"
+STATISTICS = "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='stats.made.invalid', port=443): Read timed out.\n"
+SMALL = "kv-cache-too-small-gpu.log"
+NO_FALLBACK = (
+    "ValueError: Selected backend AttentionBackendEnum.MADE is not valid for this configuration. Reason: falling back\n"
+)
+ASSERTED = (
+    'Traceback (most recent call last):\n  File "/made/plugin.py", line 1, in made\nAssertionError\n'
+    'Traceback (most recent call last):\n  File "/made/models/made.py", line 1, in load_weights\nAssertionError\n'
+)
+SHARED_MEMORY = "RuntimeError: unable to write to file </torch_12_3>: No space left on device (28)\n"
 WEIGHED = [
     *(("a note or a warning is no cause", [f"(EngineCore pid=123) {level} {SAID}"], KILLED, "killed") for level in QUIET),
     ("a source line of a traceback is no cause", [SOURCE_LINES], FAILED, "unknown"),
@@ -269,6 +286,12 @@ WEIGHED = [
     ("a hung server whose process was killed failed by that", ["killed-worker.log"], GIVEN_UP, "killed"),
     ("what the server survived is no cause", ["hub-rate-limit.log", STARTED], KILLED, "killed"),
     ("what came after its start is one", [STARTED, "cuda-out-of-memory-graphs.log"], FAILED, "cuda-out-of-memory"),
+    ("a request's error is no cause", [STARTED, REQUESTS, ILLEGAL], FAILED, "crashed"),
+    ("a permission that a thread lacks is survived", [DENIED, SMALL], FAILED, "kv-cache-too-small"),
+    ("statistics that did not arrive are survived", [STATISTICS, SMALL], FAILED, "kv-cache-too-small"),
+    ("a refusal may speak of falling back", [NO_FALLBACK], FAILED, "unsupported-backend"),
+    ("a traceback through the frame counts where another one does not", [ASSERTED], FAILED, "weights-do-not-fit"),
+    ("shared memory is no disk", [SHARED_MEMORY], FAILED, "out-of-memory"),
     ("a wait for the hub that is over is no cause", [WAITING, NEXT_LINE], GIVEN_UP, "hung"),
     ("a wait for the hub is no cause of a kill", [WAITING], KILLED, "killed"),
 ]

@@ -91,6 +91,16 @@ def test_fields_by_names_with_dots_are_one_mapping_to_vllm(tmp_path: Path) -> No
     }
 
 
+def test_no_field_is_lost_by_the_order_of_names(tmp_path: Path) -> None:
+    planned, given = plan_for(tmp_path, "healthy"), {"o.a.b": 2, "o.a": {"c": 1}}
+    for names in (("o.a.b", "o.a"), ("o.a", "o.a.b")):
+        plan = planned.model_copy(update={"arguments": {name: given[name] for name in names}})
+        assert json.loads(yaml.safe_load(config_text(plan, 8000))["o"]) == {"a": {"b": 2, "c": 1}}
+    text = planned.model_copy(update={"arguments": {"hf-overrides.rope": '{"type": "yarn"}', "o.a": "b"}})
+    read = yaml.safe_load(config_text(text, 8000))
+    assert (json.loads(read["hf-overrides"]), json.loads(read["o"])) == ({"rope": {"type": "yarn"}}, {"a": "b"})
+
+
 def test_a_field_beside_a_value_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     arguments = {"compilation-config": 3, "compilation-config.mode": 3}
     plan = plan_for(tmp_path, "healthy").model_copy(update={"arguments": arguments})

@@ -19,8 +19,26 @@ RIGHT = [
     "That makes 42.00",
     "Answer: \\(42\\)",
     "The answer is 40 + 2 = 42.\n",
+    "Final answer: **42** (after 2 days)",
+    "**Answer**: 42",
 ]
-WRONG = ["The answer is 43. There are 42 others", "**41**", r"\boxed{4}2", "4 2", "nothing", "", "42 pears, then 17 apples"]
+WRONG = [
+    "The total is **42**... Wait, I forgot 3 eggs. So she makes 48 dollars.",
+    "It leaves at 10:42.",
+    "42:2 is the ratio",
+    "That is 10^42",
+    "from 10-42",
+    "42/2",
+    r"\boxed{42 or 43}",
+    "a room of 7 m^42",
+    "The answer is 43. There are 42 others",
+    "**41**",
+    r"\boxed{4}2",
+    "4 2",
+    "nothing",
+    "",
+    "42 pears, then 17 apples",
+]
 LETTERS = [
     ("The answer is **C**.", True),
     (r"\boxed{C}", True),
@@ -28,6 +46,11 @@ LETTERS = [
     ("The correct option is **(C) water**", True),
     ("I think\n\nC", True),
     ("the answer is (B)", False),
+    ("**A.** wrong.\n**C.** wrong, see above.\n\nSo B fits best.", False),
+    ("The answer is (B). I considered whether the answer is C, but no.", False),
+    ("Answer: C omes from the past", False),
+    ("The correct answer is: C combination of B and D, so (J)", False),
+    ("The answer is C6H6, choice B", False),
     ("it is Definitely (C)", False),
     ("Because C is wrong.", False),
     ("**Careful**", False),
@@ -51,6 +74,13 @@ def test_another_number_is_not_taken_for_it(reply: str) -> None:
 def test_a_letter_counts_where_it_is_given_as_the_answer(reply: str, is_right: bool) -> None:
     assert reads_right(reply, "C") is is_right
     assert reads_right(reply, "(C)") is is_right
+
+
+def test_signs_and_thousands_are_read() -> None:
+    assert reads_right("It is \u22125 degrees", "-5")
+    assert reads_right("$1,000", "1000")
+    assert reads_right("3.50", "3.5")
+    assert not reads_right("x = 10-5", "-5")
 
 
 def test_of_other_answers_it_cannot_tell() -> None:

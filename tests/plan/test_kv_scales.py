@@ -49,6 +49,7 @@ def test_nothing_is_told_where_nothing_is_known_or_asked(tmp_path: Path) -> None
     assert kv_scale_warnings(server_of(model, {"kv-cache-dtype": "auto"})) == []
     assert kv_scale_warnings(server_of(model, FP8 | {"calculate-kv-scales": True})) == []
     assert kv_scale_warnings(server_of(model, FP8, kind="tensorrt-llm")) == []
+    assert kv_scale_warnings(server_of(model, {"kv-cache-dtype": "fp8_per_token_head"})) == []
     assert kv_scale_warnings(server_of("org/not-here", FP8, revision="9" * 40)) == []
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     assert kv_scale_warnings(server_of(model, FP8)) == []

@@ -7,6 +7,7 @@ vLLM 0.32 serves a checkpoint that lacks a tensor as if it were whole. The form 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
@@ -26,6 +27,8 @@ MOST_INDEX_BYTES = 200_000_000
 _LENGTH_BYTES = 8
 _SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _ABOUT = "__metadata__"
+INDEX = "model.safetensors.index.json"
+MAY_BE_TIED = ("lm_head.weight", "embed_tokens.weight", "embedding.weight", "wte.weight", "shared.weight", "score.weight")
 MOST_NAMED = 3
 
 
@@ -35,27 +38,33 @@ class _Tensor(NamedTuple):
 
 
 def check_weights(folder: Path, model: str, place: str) -> None:
-    """Check the safetensors files at the top of a model's folder. A folder without any is not checked.
+    """Check the safetensors files at the top of a model's folder, as vLLM's usual loader reads them.
 
-    Raises ReleaseError of the kind `incomplete-model` if a file is cut or broken, a tensor of the index is not in its file or a
-    file has another one, or a part of several is not there; HostError if a file cannot be read.
+    A folder without any is not checked, nor is an index of another form of the weights (`consolidated.safetensors.index.json`).
+    Raises ReleaseError of the kind `incomplete-model` if a file is cut or broken, a tensor of the index is not in its file, two
+    files have one tensor, or a part of several is not there; HostError if a file cannot be read.
     """
     checked = _Checkpoint(folder, model, place)
     with writing(place):
-        files = {path.name: path for path in sorted(folder.glob("*.safetensors"))}
-        indices = sorted(folder.glob("*.safetensors.index.json"))
+        files = {path.name: path for path in _list_files(folder)}
         headers = {name: checked.read_header(path) for name, path in files.items()}
-        for index in indices:
+        index = folder / INDEX
+        if files and index.is_file():
             checked.check_index(index, headers)
-        if not indices:
+        else:
             checked.check_parts(files)
+
+
+def _list_files(folder: Path) -> list[Path]:
+    """Without hidden ones, as other systems leave them beside copied files."""
+    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
 
 
 def tensor_names(folder: Path) -> list[str]:
     """The names of all tensors in the safetensors files at the top of a folder; empty if there are none, or one is broken."""
     checked, names = _Checkpoint(folder, folder.name, ""), list[str]()
     try:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _list_files(folder):
             names += checked.read_header(path)
     except (OSError, ReleaseError):
         return []
@@ -85,7 +94,11 @@ class _Checkpoint(NamedTuple):
         return tensors
 
     def check_index(self, index: Path, headers: Mapping[str, Mapping[str, _Tensor]]) -> None:
-        """Check that each tensor of the index is in the file that it names, and that these files have no other tensor."""
+        """Check that each tensor of the index is in the file that it names, and that no tensor is in two of these files.
+
+        What the files have beside it is loaded, too: publishers leave such tensors there. Of tied embeddings an index may name
+        a second one that no file has (safetensors' own converter does so); vLLM ties them.
+        """
         if index.stat().st_size > MOST_INDEX_BYTES:
             self.refuse(f"{index.name} has more than {MOST_INDEX_BYTES:,} bytes")
         named = self._parse(index.name, index.read_bytes()).get("weight_map")
@@ -93,16 +106,16 @@ class _Checkpoint(NamedTuple):
             self.refuse(f"{index.name} has no weight_map of names and files")
         if absent := sorted(set(named.values()) - headers.keys()):
             self.refuse(f"{_name_some(absent)}, which {index.name} names, {_is_or_are(absent)} not there")
-        missing = [name for name, file in named.items() if name not in headers[file]]
+        missing = [name for name, file in named.items() if name not in headers[file] and not name.endswith(MAY_BE_TIED)]
         if missing:
             self.refuse(f"{index.name} has {_name_some(missing)}, which the file that it names does not have")
-        extra = [name for file in sorted(set(named.values())) for name in headers[file] if name not in named]
-        if extra:
-            self.refuse(f"{_name_some(extra)} {_is_or_are(extra)} in the files, and {index.name} does not have it")
+        times = Counter(name for file in set(named.values()) for name in headers[file])
+        if twice := [name for name, count in times.items() if count > 1]:
+            self.refuse(f"{_name_some(twice)} {_is_or_are(twice)} in two files, of which vLLM would take either")
 
     def check_parts(self, files: Iterable[str]) -> None:
         """Check that of files such as `model-00001-of-00002.safetensors` all are there."""
-        parts = [match for file in files if (match := _SHARD.fullmatch(file))]
+        parts = [match for file in files if (match := _SHARD.fullmatch(file)) and match["name"] == "model"]
         for name, count in {(part["name"], int(part["count"])) for part in parts}:
             numbers = {int(part["number"]) for part in parts if (part["name"], int(part["count"])) == (name, count)}
             if len(numbers) < count:

@@ -13,6 +13,8 @@ from vllm_qualify.engine.weights import tensor_names
 from vllm_qualify.plan.generation import generation_warnings
 from vllm_qualify.recipe.serving import VLLM
 
+# The kinds of FP8 with one scale for a layer. Others, as fp8_per_token_head, make theirs while they serve.
+SCALED = ("fp8", "fp8_e4m3", "fp8_e5m2")
 OPTION, CALCULATED = "kv-cache-dtype", "calculate-kv-scales"
 # As FP8 checkpoints have them: vllm/model_executor/model_loader/weight_utils.py, `maybe_remap_kv_scale_name`.
 _SCALE = re.compile(r"\.(?:k|v|kv|q)_scale$|\.[kv]_proj\.(?:output_scale|[kv]_scale)$|\.attn\.[kv]_scale$")
@@ -21,7 +23,7 @@ _SCALE = re.compile(r"\.(?:k|v|kv|q)_scale$|\.[kv]_proj\.(?:output_scale|[kv]_sc
 def kv_scale_warnings(server: ServerPlan) -> list[str]:
     """Why the KV cache's scales are all 1.0, in words; empty if they are not, or the weights are not on this machine."""
     kind = str(server.arguments.get(OPTION, "auto"))
-    if server.kind != VLLM or not kind.startswith("fp8") or server.arguments.get(CALCULATED) is True:
+    if server.kind != VLLM or kind not in SCALED or server.arguments.get(CALCULATED) is True:
         return []
     names = tensor_names(_weights_folder(server))
     if not names or any(map(_SCALE.search, names)):

@@ -75,7 +75,7 @@ CHECKS = (
         "tools",
     ),
     _check("tools_stream", "its stream has the same call, ends by `tool_calls`, and then with `[DONE]`", "tools"),
-    _check("tools_none", "with `tool_choice: none` no tool is called, and no call is written as text", "tools"),
+    _check("tools_none", "with `tool_choice: none` no tool is called", "tools"),
     _check("tools_required", "with `tool_choice: required` a tool is called also where none is needed", "tools"),
     _check("tools_named", "a tool that is named is called, also where another one fits better", "tools"),
     _check("tools_result", "a tool's result is in the prompt, and gets a reply", "tools"),

@@ -288,12 +288,8 @@ BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
     "stops at a call in streams": (calling(None, reason="stop", only="stream"), IN_STREAMS),
     "markup beside a call": (speaking(lambda _, said: {"content": "<pad><tool_call>"} if said["calls"] else {}), TOOLS),
     "markup beside a streamed call": (speaking(leave_markup_in_streams), IN_STREAMS),
-    "markup where no call may be": (
-        speaking(lambda request, _: {"content": "[TOOL_CALLS]"} if request.get("tool_choice") == "none" else {}),
-        {"tools_none"},
-    ),
     "tools' streams without an end": (EndlessTools, IN_STREAMS),
-    "role first": (speaking(begin_with_a_role), {"chat"}),
+    "role first": (speaking(begin_with_a_role), {"chat", "chat_end"}),
     "another city in streams": (calling('{"city": "Bern"}', only="stream"), IN_STREAMS),
     "calls anyway": (speaking(lambda request, _: PARIS if request.get("tool_choice") == "none" else {}), {"tools_none"}),
     "ignores required": (ignoring(str), {"tools_required"}),

@@ -7,6 +7,7 @@ neither, the signs that many causes share are looked for; then the way the serve
 """
 
 import re
+from collections.abc import Collection
 from itertools import chain, islice, takewhile
 from signal import Signals
 from typing import cast
@@ -22,6 +23,7 @@ from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
 HIGHEST_SIGNAL = 64
+REFUSALS: tuple[FailureClass, ...] = ("refused-configuration", "invalid-value")
 READY = "Application startup complete"
 
 
@@ -77,6 +79,7 @@ _LEVEL = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+)"
 )
 _SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b", re.I)
+_OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")
 _REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 _QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of')
@@ -99,6 +102,7 @@ _CLASS = re.compile(r"^(?:[\w.]{1,200}: )+")
 _AFTER_REFUSAL = re.compile(r"^(?:Value error|Assertion failed), | \[type=.*$")
 _LONGEST_READ, _LONGEST_LINE = 2000, 1000
 _MOST_CAUSES = 500
+_MOST_MATCHES = 50
 _MOST_FRAME_LINES = 400
 _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
@@ -119,7 +123,9 @@ def classify_log(log: str, end: End) -> Failure:
     for index, line in enumerate(list(telling)):
         if _WITHOUT_MESSAGE.match(line) and (place := _find_message(lines, index)) is not None:
             telling[place] = _without_prefixes(lines[place])[0].strip()
-    failure = _classify_by_words(lines, telling)
+    for index in _find_requests_errors(telling) if alive else []:
+        telling[index] = ""
+    failure = _classify_by_words(lines, telling, is_after_start=alive > 0)
     # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
     # runtime also reports the end of a helper process, which the server may have survived.
     if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
@@ -131,7 +137,8 @@ def classify_log(log: str, end: End) -> Failure:
 def _telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = _without_prefixes(line)
-    return "" if is_quiet or _QUIET.match(said) or _SURVIVED.search(said) else said
+    is_survived = _SURVIVED.search(said) and not _EXCEPTION.match(said)
+    return "" if is_quiet or _QUIET.match(said) or is_survived else said
 
 
 def _without_prefixes(line: str) -> tuple[str, bool]:
@@ -149,25 +156,48 @@ def _find_message(lines: list[str], index: int) -> int | None:
     return next((place for place in following if _without_prefixes(lines[place])[0].strip()), None)
 
 
-def _classify_by_words(lines: list[str], telling: list[str]) -> Failure | None:
-    """By the earliest sign or message of vLLM's; where both are in one line, by the sign."""
-    signed, said = _find_sign(SIGNS, lines, telling), _find_message_of_vllm(telling)
+def _find_requests_errors(telling: list[str]) -> list[int]:
+    """The lines with an exception of one request, which a server survives."""
+    named = islice((index for index, line in enumerate(telling) if _EXCEPTION.match(line)), _MOST_CAUSES)
+    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or _is_of_a_request(telling[index])]
+
+
+def _is_of_a_request(said: str) -> bool:
+    family = find_family(said)
+    return family is not None and family.fate == "request"
+
+
+def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool) -> Failure | None:
+    """By the earliest sign or message of vLLM's; where both are in one line, by the sign.
+
+    Once a server serves, no refusal ends it: what it refuses then are requests.
+    """
+    refusals = REFUSALS if is_after_start else ()
+    signed, said = _find_sign(SIGNS, lines, telling), _find_message_of_vllm(telling, refusals)
     if said is not None and (signed is None or said[0] < signed[0]):
         return _fail_by_message(lines, telling, *said)
-    signed = signed or _find_sign(GENERAL_SIGNS, lines, telling)
+    signed = signed or _find_sign([sign for sign in GENERAL_SIGNS if sign.kind not in refusals], lines, telling)
     return _fail_by_sign(lines, telling, *signed) if signed else None
 
 
 def _find_sign(signs: list[Sign], lines: list[str], telling: list[str]) -> tuple[int, Sign, re.Match[str]] | None:
     """The earliest sign, and of several in one line the first in the list; the place of its line."""
     text = "\n".join(telling)
-    found = [(order, match) for order, sign in enumerate(signs) if (match := sign.pattern.search(text))]
-    places = [(text.count("\n", 0, match.start()), order, match) for order, match in found]
-    matches = [place for place in places if _passes_through(signs[place[1]].through, lines, place[0])]
-    if not matches:
+    found = [(order, place) for order, sign in enumerate(signs) if (place := _find_match(sign, lines, text))]
+    if not found:
         return None
-    first, order, match = min(matches, key=lambda candidate: candidate[:2])
+    order, (first, match) = min(found, key=lambda each: (each[1][0], each[0]))
     return first, signs[order], match
+
+
+def _find_match(sign: Sign, lines: list[str], text: str) -> tuple[int, re.Match[str]] | None:
+    """The sign's first match that ends a traceback with its frame, and the place of its line."""
+    most = 1 if sign.through is None else _MOST_MATCHES
+    for match in islice(sign.pattern.finditer(text), most):
+        first = text.count("\n", 0, match.start())
+        if _passes_through(sign.through, lines, first):
+            return first, match
+    return None
 
 
 def _fail_by_sign(lines: list[str], telling: list[str], first: int, sign: Sign, match: re.Match[str]) -> Failure:
@@ -180,14 +210,14 @@ def _fail_by_sign(lines: list[str], telling: list[str], first: int, sign: Sign, 
     return _make_failure(sign.kind, sign.problem.format_map(groups), [lines[index] for index in shown], remedy, sign.retry)
 
 
-def _find_message_of_vllm(telling: list[str]) -> tuple[int, Family] | None:
+def _find_message_of_vllm(telling: list[str], refusals: Collection[str]) -> tuple[int, Family] | None:
     """The earliest exception with a message of vLLM's that ends a server: the place of its line, and the message's family."""
     causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
     for index in islice(causes, _MOST_CAUSES):
         family = find_family(telling[index])
         # What a check of the configuration refuses is no failure of vLLM's own code, whichever message has the same words.
         is_other = family and family.fate == "engine-bug" and _REFUSAL.match(telling[index])
-        if family and family.fate not in NOT_OF_A_START and not is_other:
+        if family and family.fate not in (*NOT_OF_A_START, *refusals) and not is_other:
             return index, family
     return None
 

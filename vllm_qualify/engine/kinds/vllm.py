@@ -50,11 +50,19 @@ def _write_config(config: ServerArguments) -> str:
 def _nest_fields(config: ServerArguments) -> ServerArguments:
     """The same options with `compilation-config.pass_config.enable_sp` as a field in the mapping of `compilation-config`."""
     nested: ServerArguments = {name: value for name, value in config.items() if "." not in name}
-    for name, value in config.items():
+    # A shorter name first, so that it does not replace what a longer one sets within it.
+    for name in sorted((name for name in config if "." in name), key=lambda name: name.count(".")):
         option, *path = name.split(".")
-        if path:
-            nested[option] = _set_field(nested.get(option), name, path, value)
+        nested[option] = _set_field(nested.get(option), name, path, _read_field(config[name]))
     return nested
+
+
+def _read_field(value: JsonValue) -> JsonValue:
+    """As vLLM reads the value behind a name with dots: JSON, else text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _set_field(mapping: JsonValue, name: str, path: list[str], value: JsonValue) -> JsonValue:

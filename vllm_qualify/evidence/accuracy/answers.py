@@ -52,7 +52,7 @@ class Answer(Frozen):
     @property
     def is_lost_by_form(self) -> bool | None:
         """Whether no filter reads the reply as right, and a tolerant reader does; None if none of them can tell."""
-        return None if self.reads_right is None else self.reads_right and not any(self.scores.values())
+        return None if self.reads_right is None else self.reads_right and not any(map(self.score, self.scores))
 
     def score(self, key: str) -> float:
         """Its score by `<metric>,<filter>`; an empty reply is wrong."""

@@ -133,7 +133,8 @@ def _tell_context(asked: Asked, described: TaskFile) -> Told:
     settings, (most, says) = asked.settings, limit
     reply = (settings.max_gen_toks or described.reply_tok or USUAL_TOKENS) if described.generates else 0
     shots = 0 if described.num_fewshot == 0 else settings.num_fewshot
-    if reply >= most:
+    # vLLM cuts a reply that is as long as the context since 0.32; versions before it refuse the request, which the run tells.
+    if reply > most:
         told = f"a reply to {settings.task} may have {reply:,} tokens, and {says} {most:,}: no room is left for a prompt"
         return Told([Finding(kind="context-too-short", name=settings.task, told=told)], [])
     if most - reply >= (shots + 1) * USUAL_EXAMPLE_TOK:

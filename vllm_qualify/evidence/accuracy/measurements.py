@@ -212,19 +212,21 @@ def _measure_score(metric: str, name: str, look: _Look) -> Measurement:
         interval_of_means(means, len(answers), at) if is_sampled else share_interval(math.fsum(means), len(means), at),
         _trace_scores(json.dumps(f"{metric},{name}", ensure_ascii=False), look.folder),
         filter=name,
-        finding=_form_words(means, look),
+        finding=_form_words(f"{metric},{name}", math.fsum(means) / len(means), look),
     )
 
 
-def _form_words(means: list[float], look: _Look) -> str:
+def _form_words(key: str, score: float, look: _Look) -> str:
     """How much higher the score would be if a second reading counted; empty if by less than LEAST_FORM."""
-    lost = [answer.is_lost_by_form for answer in look.answered.answers]
-    share = math.fsum(look.means([bool(each) for each in lost])) / look.questions
-    if None in lost or share < LEAST_FORM:
+    answers = look.answered.answers
+    if any(answer.reads_right is None for answer in answers):
         return ""
-    score = math.fsum(means) / len(means)
-    lost_words = f"{share:.1%} of the replies are right in a form that no filter reads"
-    return f"{lost_words}: read so, the score is {score + share:.1%} and not {score:.1%}, which is form and not knowledge"
+    lost = [bool(answer.reads_right) and not answer.score(key) for answer in answers]
+    share = math.fsum(look.means(lost)) / look.questions
+    if share < LEAST_FORM:
+        return ""
+    what = f"{share:.1%} of the replies seem right in a form that this filter does not read"
+    return f"{what}: read so, the score is {score + share:.1%} and not {score:.1%}; that would be form and not knowledge"
 
 
 def _trace_scores(key: str, folder: Path) -> list[str]:

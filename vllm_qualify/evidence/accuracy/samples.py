@@ -161,7 +161,8 @@ def _parse_part(
     answers = []
     for number, row in by_filter[keys[0][1]]:
         scored = [(metric, name, lines[name][row["doc_id"]]) for metric, name in keys]
-        answers.append(_read_answer(step, f"{step.folder}/{path.name}:{number}", scored, head, asked))
+        place = f"{step.folder}/{path.name}:{number}"
+        answers.append(_read_answer(step, place, scored, head, asked, is_compared=by_target))
     return head, answers
 
 
@@ -189,7 +190,10 @@ def _read_head(results: Row, asked: Part) -> Head:
     return head
 
 
-def _read_answer(step: QuestionBlock, traced_to: str, scored: list[tuple[str, str, Row]], head: Head, asked: Part) -> Answer:
+def _read_answer(
+    step: QuestionBlock, traced_to: str, scored: list[tuple[str, str, Row]], head: Head, asked: Part, *, is_compared: bool
+) -> Answer:
+    """`is_compared` says that a score is of the filtered answer beside the target, and of no function of the task's."""
     _, _, row = scored[0]
     replies = _reply_texts(row) if head.output_type == GENERATES else None
     fields = row["doc"] if isinstance(row["doc"], dict) else {}
@@ -206,7 +210,7 @@ def _read_answer(step: QuestionBlock, traced_to: str, scored: list[tuple[str, st
         length=None if replies is None else sum(map(len, replies)),
         ends_in_loop=None if replies is None else any(map(ends_in_loop, replies)),
         in_other_script=None if replies is None else is_in_other_script("".join(replies), _asked_text(row)),
-        reads_right=_read_tolerantly(replies, row["target"]),
+        reads_right=_read_tolerantly(replies, row["target"]) if is_compared else None,
         unanswered=replies is not None and not all(reply.strip() for reply in replies),
         nothing_by=list(dict.fromkeys(row["filter"] for _, _, row in scored if _finds_nothing(row))),
         traced_to=traced_to,

@@ -32,7 +32,8 @@ _MARKUP = re.compile(
     r"|\[/?(?:TOOL_\w{1,20}|AVAILABLE_TOOLS|ARGS|CALL_ID|INST|gMASK)\]|\]<\]\w{1,20}\[>\[",
     re.I,
 )
-_ROLE = re.compile(r"\s*(?:assistant|user|system|model)\s*[:\n]", re.I)
+# Some templates have nothing between the role and what is said.
+_ROLE = re.compile(r"\s*(?:(?i:assistant|user|system|model)\s*[:\n]|assistant(?=[A-Z0-9]|final|analysis))")
 
 
 def check_content(name: str, content: str) -> None:

@@ -56,29 +56,30 @@ def compare_answers(gate: Gate, plan: CellPlan, evidence: Path, about: dict[str,
         interval=interval if is_comparable else None,
         traced_to=[f"{starts.place(start)}accuracy/{task.name}/{path}" for start, path in sorted(traced)],
         not_in_interval=_lacking_noise(plan, gate, task, difference, new, old),
-        finding=_form_words(new.answers, old.answers, other.word),
+        finding=_form_words(score_key(gate), new.answers, old.answers, other.word),
         **about,
     )
 
 
-def _form_words(new: Sequence[Answer], old: Sequence[Answer], other: str) -> str:
-    """How much of a difference is form: right answers that no filter reads. Empty where neither side has more of them."""
-    ours, theirs = _mean_lost_by_form(new), _mean_lost_by_form(old)
+def _form_words(key: str, new: Sequence[Answer], old: Sequence[Answer], other: str) -> str:
+    """How much of a difference may be form: right answers that the filter does not read. Empty for less than LEAST_FORM."""
+    ours, theirs = _mean_lost_by_form(key, new), _mean_lost_by_form(key, old)
     common = ours.keys() & theirs.keys()
     if not common:
         return ""
     now, before = (math.fsum(side[question] for question in common) / len(common) for side in (ours, theirs))
     if abs(now - before) < LEAST_FORM:
         return ""
-    what = f"{100 * (now - before):+.1f} points of it are form, not knowledge"
-    return f"{what}: right answers that no filter reads are {now:.1%} of the replies, and {before:.1%} of the {other}'s"
+    what = f"{100 * (now - before):+.1f} points of it seem to be form, not knowledge"
+    form = "replies that are right in a form that the filter does not read"
+    return f"{what}: {form} are {now:.1%}, and {before:.1%} of the {other}'s"
 
 
-def _mean_lost_by_form(answers: Iterable[Answer]) -> dict[int, float]:
+def _mean_lost_by_form(key: str, answers: Iterable[Answer]) -> dict[int, float]:
     lost: dict[int, list[bool]] = {}
     for answer in answers:
-        if answer.is_lost_by_form is not None:
-            lost.setdefault(answer.question, []).append(answer.is_lost_by_form)
+        if answer.reads_right is not None:
+            lost.setdefault(answer.question, []).append(answer.reads_right and not answer.score(key))
     return {question: fmean(each) for question, each in lost.items()}
 
 

@@ -10,6 +10,23 @@ SIGNS = [
 
 # Words that a cause with a remedy of its own may come with: they count where no sign above is in the log.
 GENERAL_SIGNS = [
+    # A start may survive these three: a cache that it cannot write, statistics that it cannot send.
+    make_sign(
+        "hub-unreachable",
+        r"(?:HTTPS?ConnectionPool\(host='(?P<host>[^'\n]{1,200})', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
+        "the hub's host {host} did not answer: {why}",
+    ),
+    make_sign(
+        "no-permission",
+        r"PermissionError: \[Errno 1(?:3)?\] (?P<why>[^:\n]{1,60}): '(?P<path>[^'\n]{1,300})'",
+        "the server's user may not write {path}: {why}",
+    ),
+    make_sign(
+        "disk-full",
+        r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?"
+        r"|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
+        "a disk of this host is full: {whole}",
+    ),
     make_sign(
         "unsupported-backend",
         r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device"

@@ -60,26 +60,15 @@ SIGNS = [
     ),
     make_sign(
         "compile-cache",
-        r"^(?:_pickle\.UnpicklingError|EOFError|(?:json\.decoder\.)?JSONDecodeError"
+        r"^(?:_pickle\.UnpicklingError|(?:json\.decoder\.)?JSONDecodeError"
         r"|zipfile\.BadZipFile)(?:: (?P<why>[^\n]{1,200}))?$",
         "what an earlier start compiled and kept is broken, or another start was writing it: {whole}",
         through=r"(?:compil|inductor|triton/)",
     ),
     make_sign(
         "no-permission",
-        r"PermissionError: \[Errno 1(?:3)?\] (?P<why>[^:\n]{1,60}): '(?P<path>[^'\n]{1,300})'",
-        "the server's user may not write {path}: {why}",
-    ),
-    make_sign(
-        "no-permission",
         r"OSError: \[Errno 30\] Read-only file system: '(?P<path>[^'\n]{1,300})'",
         "{path} is on a file system that cannot be written",
-    ),
-    make_sign(
-        "disk-full",
-        r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?"
-        r"|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
-        "a disk of this host is full: {whole}",
     ),
     make_sign(
         "process-limit",

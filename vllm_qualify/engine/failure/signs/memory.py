@@ -109,7 +109,8 @@ SIGNS = [
     ),
     make_sign(
         "out-of-memory",
-        r"(?P<what>insufficient shared memory \(shm\)|unable to (?:open|allocate|mmap) shared memory[^\n]{0,100}"
+        r"(?P<what>insufficient shared memory \(shm\)|unable to write to file </torch_[^\n]{0,100}|unable to (?:open"
+        r"|allocate|mmap) shared memory[^\n]{0,100}"
         r"|No space left on device[^\n]{0,40}/dev/shm[^\n]{0,60})",
         "the shared memory of the server's container is too small: {what}",
         "give the container more shared memory: ipc host, or a larger shm size",

@@ -166,11 +166,6 @@ SIGNS = [
     ),
     make_sign(
         "hub-unreachable",
-        r"(?:HTTPS?ConnectionPool\(host='(?P<host>[^'\n]{1,200})', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
-        "the hub's host {host} did not answer: {why}",
-    ),
-    make_sign(
-        "hub-unreachable",
         r"Consistency check failed: file should be of size (?P<whole_size>\d+) but has size (?P<size>\d+)",
         "a file came from the hub with {size} bytes of {whole_size}",
     ),

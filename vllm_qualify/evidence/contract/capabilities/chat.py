@@ -43,8 +43,10 @@ def check_growth(replies: Transcript, attempt: str, **parts: str) -> None:
 
 
 def _check_end_reason(replies: Transcript, attempt: str) -> None:
-    reason = replies.chat(attempt).reason
-    need(reason == "stop", f"the reply to '{attempt}' did not end by itself, but by {reason}")
+    spoken = replies.chat(attempt)
+    need(spoken.reason == "stop", f"the reply to '{attempt}' did not end by itself, but by {spoken.reason}")
+    # A short reply of a model that thinks has no content yet; this one has.
+    check_content(attempt, spoken.content)
 
 
 SYSTEM = {"short": _history_body(system=SHORT), "long": _history_body(system=LONG)}

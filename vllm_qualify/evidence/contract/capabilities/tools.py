@@ -7,7 +7,7 @@ from pydantic import ConfigDict, JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.chat import LONG, QUESTIONS, SHORT, check_growth
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.replies import BrokenError, Call, ChatChunk, Form, check_content, need, parse_form, shorten
+from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, check_content, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -101,12 +101,10 @@ def _plain_attempt(attempt: str, plain: str) -> str:
 
 
 def _check_none(replies: Transcript, attempt: str) -> None:
-    spoken = replies.chat(attempt)
-    need(not spoken.calls, f"no tool was to be called, and the reply calls {shorten(str(spoken.calls))}")
-    try:
-        check_content(attempt, spoken.content)
-    except BrokenError as error:
-        raise BrokenError(f"{error}; with vLLM exclude-tools-when-tool-choice-none keeps the tools from the prompt") from error
+    # A call that is written as text is no fault of the release: vLLM shows the tools to the model all the same, unless
+    # exclude-tools-when-tool-choice-none is set.
+    calls = replies.chat(attempt).calls
+    need(not calls, f"no tool was to be called, and the reply calls {shorten(str(calls))}")
 
 
 def _check_result(replies: Transcript, attempt: str) -> None:
