@@ -200,7 +200,7 @@ NO_ANSWER: dict[Callable[[Path], None], str] = {
     [
         (variants.broken_template, {}, ["chat"], {"chat_turns"}, set()),
         # One start for two defects, here and for both parsers: what one of them spoils, the other does not.
-        (lost_turns_and_wrong_end_token, {}, ["chat"], {"chat_turns", "chat_end"}, set()),
+        (lost_turns_and_wrong_end_token, {}, ["chat"], {"chat", "chat_turns", "chat_end"}, set()),
         (
             nothing,
             {"tool-call-parser": "pythonic", "reasoning-parser": "granite"},
