@@ -2,11 +2,11 @@
 # Great Expectations gives two answers to one bound: a float32 column at its bound passes as a minimum and fails value by value.
 #
 # Version: great_expectations 1.24.1 with pandas 3.1.1, Python 3.11.
-# Guess, written first: "every value is at least 0.95" and "the smallest value is at least 0.95" are one question, so they have one answer; and
+# Guess, by what names and documents suggest (the outcome was known in part when it was written down): "every value is at least 0.95" and "the smallest value is at least 0.95" are one question, so they have one answer; and
 #   neither passes for a column without a value.
 # Seen: of float32 0.95, which is 0.949999988 as a double, expect_column_values_to_be_between(min_value=0.95) says no and
 #   expect_column_min_to_be_between says yes. A column without values passes value by value, and fails as a minimum.
-# Why: the first compares within the column's own type or with the double, the second takes the value out first.
+# Why: not looked up. Perhaps the first compares with the double, and the second within the column's own type.
 # Cost to us: none. Our tables have float64 alone, and each bound has a check of its own that there are rows.
 set -euo pipefail
 folder=$(mktemp -d)

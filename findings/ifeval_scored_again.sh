@@ -2,9 +2,9 @@
 # ifeval gives the same reply other scores: one of its checks draws at random, and lm-eval seeds everything but that.
 #
 # Version: lm-eval 0.4.13 with langdetect 1.0.9, Python 3.11.
-# Guess, written first: scoring a kept reply again gives the same score, since lm-eval seeds random, numpy and torch before a task.
+# Guess, by what names and documents suggest (the outcome was known in part when it was written down): scoring a kept reply again gives the same score, since lm-eval seeds random, numpy and torch before a task.
 # Seen: whether a reply is "in English capitals" changes from one scoring to the next: of 200 scorings of one short reply some dozens say yes.
-#   With langdetect's own seed set, all 200 say the same, another answer for another seed.
+#   With langdetect's own seed set, all 200 say the same.
 # Why: the check asks langdetect for the language, which draws priors at random for each text; its seed is a class attribute of its own
 #   (DetectorFactory.seed), which lm-eval does not set.
 # Cost to us: two runs of one model differed by the scorer's noise, and a paired comparison took the noise for the model's.

@@ -2,7 +2,7 @@
 # lm-eval asks a refused request again as if the server were away, and ends with the words of another request.
 #
 # Version: lm-eval 0.4.13, Python 3.11.
-# Guess, written first: a request that the server refuses for good (HTTP 400: the prompt is too long) is not asked again, and lm-eval ends
+# Guess, by what names and documents suggest (the outcome was known in part when it was written down): a request that the server refuses for good (HTTP 400: the prompt is too long) is not asked again, and lm-eval ends
 #   with the server's reason.
 # Seen: each refused request is asked again as often as one that got no answer: three times. lm-eval ends with exit code 1 and a traceback whose last
 #   line is aiohttp's ClientResponseError, without the reason: the reason stands once in a warning, above the lines of all requests that were under way.

@@ -2,7 +2,7 @@
 # lm-eval's filters read right answers as other ones, or as none, where they are written in LaTeX, in bold or before dots.
 #
 # Version: lm-eval 0.4.13, Python 3.11.
-# Guess, written first: gsm8k's flexible-extract takes the last number of a reply, whatever stands around it; and mmlu_pro's custom-extract
+# Guess, by what names and documents suggest (the outcome was known in part when it was written down): gsm8k's flexible-extract takes the last number of a reply, whatever stands around it; and mmlu_pro's custom-extract
 #   finds the letter of "The answer is **C**."
 # Seen: flexible-extract takes the last run of two or more digits, `$`, dots or commas, or the last whole number: of `$\boxed{42}$.` the `$.`,
 #   of a box between `$$` lines the `$$`, of "They are 42..." the `42...`. Exact match drops commas, `$` and one last dot, so that

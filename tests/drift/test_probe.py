@@ -14,7 +14,7 @@ def parser_of(*, is_apart: bool) -> argparse.ArgumentParser:
     if is_apart:
         parser._option_string_actions["--disable-prefix-caching"] = flag
         flag.option_strings = ["--enable-prefix-caching"]
-        flag.negative_option_strings = ["--no-enable-prefix-caching", "--disable-prefix-caching"]  # type: ignore[attr-defined]
+        flag.negative_option_strings = ["--no-enable-prefix-caching", "--disable-prefix-caching"]  # type: ignore[attr-defined]  # as vLLM 0.33 does
     return parser
 
 

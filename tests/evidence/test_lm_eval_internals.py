@@ -141,7 +141,7 @@ def test_the_name_of_every_task_group_and_tag_stands_in_a_file_and_a_group_by_ta
 def test_the_detection_of_languages_is_seeded_where_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tried on the real package: findings/ifeval_scored_again.sh."""
     module = ModuleType("langdetect")
-    module.DetectorFactory = type("DetectorFactory", (), {"seed": None})  # type: ignore[attr-defined]
+    module.DetectorFactory = type("DetectorFactory", (), {"seed": None})  # type: ignore[attr-defined]  # a stand-in
     module.__spec__ = ModuleSpec("langdetect", None)
     monkeypatch.setitem(sys.modules, "langdetect", module)
     seed_language_detection(7)
