@@ -103,8 +103,8 @@ def test_what_lm_eval_has_is_none(task: Document, gate: Document, tmp_path: Path
 
 
 UNCOUNTED_BESIDE_A_WHOLE = (
-    "whether gsm8k's prompts with 5 examples fit beside replies of 2,048 tokens: max-model-len is 2,048, and the task's data is not"
-    " read here"
+    "whether gsm8k's prompts with 5 examples fit beside replies of 2,048 tokens: max-model-len is 2,048, and the task's data"
+    " is not read here"
 )
 UNCOUNTED = (
     "whether gsm8k's prompts with 5 examples fit beside replies of 256 tokens: max-model-len is 512, and the task's data is not"
