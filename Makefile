@@ -1,4 +1,4 @@
-.PHONY: bench bench-gates bench-paths bench-scale chaos demo test pytest test-quick test-pythons setup uv orchestrator engine packages lock lint sbom
+.PHONY: bench bench-gates bench-paths bench-scale chaos demo test pytest test-quick test-pythons setup uv orchestrator engine packages lock bump lint sbom
 
 # Both environments are built side by side, and so is what else needs only one of them.
 MAKEFLAGS += --jobs=3
@@ -12,8 +12,8 @@ SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --duratio
 ENDS = --maxfail 40 --session-timeout 4800
 
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
-pytest test-quick: export PYTHONDONTWRITEBYTECODE =
-test-quick: export TESTS_IN_MEMORY = true
+pytest test-quick bump: export PYTHONDONTWRITEBYTECODE =
+test-quick bump: export TESTS_IN_MEMORY = true
 
 demo: setup
 	.venv/bin/vllm-qualify demo
@@ -71,6 +71,10 @@ packages:
 
 lock:
 	bash infra/lock.sh
+
+# What we build on, in its newest versions: locks, tries and, if nothing breaks, leaves the locks in the tree. PACKAGE names some alone.
+bump: orchestrator
+	.venv/bin/python -m infra.bump --quick "$(QUICK)" --processes 4 $(PACKAGE)
 
 # A bill of materials (CycloneDX) of the Python packages in the images.
 sbom: orchestrator

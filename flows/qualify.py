@@ -27,6 +27,10 @@ from vllm_qualify.runs.folder import Run, lacking_stages, start_run
 from vllm_qualify.runs.publishing import Published
 from vllm_qualify.runs.request import QualifyHost, QualifyRelease
 
+# A failed gate is a state that a flow returns, and a second measurement would hide it. Not left to a host's settings: since
+# 3.9 Prefect tries such a flow again, too.
+NO_RETRIES = 0
+
 
 @dataclass
 class Ended:
@@ -44,7 +48,7 @@ class Ended:
 _ended: ContextVar[Ended] = ContextVar("ended")
 
 
-@flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True)
+@flow(name="qualify-release", flow_run_name="qualify {request.recipe}", validate_parameters=True, retries=NO_RETRIES)
 def qualify_release(request: QualifyRelease) -> State[list[Published]]:
     """Qualify every chosen cell of a recipe; on the fleet, each GPU type on a host of its own."""
     ended = _ended.get(Ended())
@@ -95,7 +99,12 @@ def on_host(request: QualifyRelease, gpu_type: str) -> dict[str, Any]:
     return QualifyHost(**asked).model_dump(mode="json")
 
 
-@flow(name="qualify-host", flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}", validate_parameters=True)
+@flow(
+    name="qualify-host",
+    flow_run_name="qualify {request.recipe} on {request.choice.gpu_type}",
+    validate_parameters=True,
+    retries=NO_RETRIES,
+)
 def qualify_host(request: QualifyHost) -> State[list[Published]]:
     """Qualify the chosen cells on this machine; the run's final state gives their outcomes."""
     check_signing_key()

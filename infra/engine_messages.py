@@ -35,10 +35,10 @@ Said = tuple[str, str, str]
 
 def read_messages(sources: Iterator[tuple[str, str]]) -> set[Said]:
     """Place, exception's class and text of each message in the sources, which are pairs of a place and Python code."""
-    return {(place, *said) for place, code in sources if not place.startswith(OTHER_PROGRAMS) for said in _statements(code)}
+    return {(place, *said) for place, code in sources if not place.startswith(OTHER_PROGRAMS) for said in read_statements(code)}
 
 
-def _statements(code: str) -> Iterator[tuple[str, str]]:
+def read_statements(code: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
             text, raised = _text(node.exc.args[0]), ast.unparse(node.exc.func)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Write the lock files of both environments: for every supported Python, with the hashes of all files, and never an address.
-# A locked version stays if it still fits; --upgrade takes the newest of everything.
+# A locked version stays if it still fits; --upgrade takes the newest of everything. --without-engine, first, leaves that lock as it is.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . infra/python.sh
@@ -25,11 +25,14 @@ with_every_hash_of_torch() {
   mv infra/requirements/engine.txt.new infra/requirements/engine.txt
 }
 
+engine=true
+[ "${1:-}" != --without-engine ] || { engine=false; shift; }
 bootstrap_uv
-torch_wheel
 # What runs in production, and what installs the project there.
 lock orchestrator.txt pyproject.toml --group build --constraint infra/requirements/constraints.in "$@"
 lock development.txt --group pyproject.toml:dev --constraint infra/requirements/orchestrator.txt \
   --override infra/requirements/development-without.txt "$@"
+$engine || exit 0
+torch_wheel
 lock engine.txt infra/requirements/engine.in --override infra/requirements/engine-without.txt --find-links .wheels "$@"
 with_every_hash_of_torch

@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from vllm_qualify.cli import app
-from vllm_qualify.engine.failure.meanings import MEANINGS
+from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS
 from vllm_qualify.evidence.sequential import FALSE_FAIL_AT_MARGIN, FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks
 from vllm_qualify.recipe import serving, values
@@ -663,6 +663,12 @@ def failures_page() -> str:
         "A server that does not start, or ends, ends the run with a class, by the lines of its log that tell it. A run's"
         " `failure.html` has these lines, and the remedy for this very case.",
         table(["class", "who must act", "may it work if tried again?", "remedy"], rows),
+        "## Where the server runs from an image",
+        "What an image holds nobody on the host can mend, so these classes mean something else there.",
+        table(
+            ["class", "who must act", "remedy"],
+            ([f"`{kind}`", TURNS[meaning.turn], meaning.remedy] for kind, meaning in IN_AN_IMAGE.items()),
+        ),
     )
 
 

@@ -10,6 +10,7 @@ from prefect.runtime import task_run
 from tasks.progress import teller
 from tasks.step import step
 from vllm_qualify.drift.question import Question
+from vllm_qualify.drift.whole_weights import check_parameters
 from vllm_qualify.engine.confinement import GIVE_NAMESPACES, USE_LANDLOCK, isolation_problem
 from vllm_qualify.engine.host import check_host
 from vllm_qualify.engine.hub import Repository, fetch
@@ -17,7 +18,7 @@ from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.engine.weights import check_weights
+from vllm_qualify.engine.weights import USUAL_LOADERS, check_weights
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, unisolated_code, within_budget
@@ -38,7 +39,6 @@ from vllm_qualify.runs.tries import with_tries
 PULL_LIMIT_S = 6 * 3600.0
 # A trillion weights of one byte at 10 MB/s take 28 hours, and a folder of them is hashed at the speed of its disk.
 WEIGHTS_LIMIT_S = 48 * 3600.0
-USUAL_LOADERS = ("auto", "hf", "safetensors")
 
 
 @step("check", "check {recipe}")
@@ -95,7 +95,8 @@ def plan(
     machine = read_machine(engines.engine, choice.gpu_type)
     costs = {"pulled_s": pulled_s} | ({"price_usd_gpu_hour": price_usd_gpu_hour} if price_usd_gpu_hour else {})
     plans = [cell.model_copy(update=costs) for cell in plan_cells(loaded, choice, engines, machine)]
-    for unknown in check_planned_tasks(plans):
+    plans = [cell.model_copy(update={"unasked": check_planned_tasks([cell])}) for cell in plans]
+    for unknown in dict.fromkeys(line for cell in plans for line in cell.unasked):
         get_run_logger().warning(f"it is not known {unknown}")
     if time_budget_s:
         plans = [within_budget(cell, time_budget_s) for cell in plans]
@@ -129,7 +130,8 @@ def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
     A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one,
-    and its weights must be whole. Raises CallerError, HostError, HubError, ReleaseError.
+    and its weights must be whole, as far as their files and the engine tell. Raises CallerError, HostError, HubError,
+    ReleaseError.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
@@ -143,6 +145,8 @@ def fetch_models(plans: list[CellPlan]) -> None:
         check_publisher(server, folders.get(server.model), "check")
     for folder, name in _list_weights(servers, folders):
         check_weights(folder, name, "check")
+    for unknown in check_parameters(servers):
+        get_run_logger().info(f"it is not known {unknown}")
 
 
 def _list_weights(servers: list[ServerPlan], folders: Mapping[str, Path]) -> Iterator[tuple[Path, str]]:

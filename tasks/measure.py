@@ -52,7 +52,8 @@ def await_answer(runs: list[Run], question: Question) -> None:
         warnings = model_warnings(run.plan.server, run.plan.cell.release.engine.version)
         for warning in warnings:
             get_run_logger().warning(f"{run.plan.cell.id}: {warning}")
-        start_run(run.plan.model_copy(update={"unasked": question.unasked, "warnings": warnings}))
+        unasked = list(dict.fromkeys([*run.plan.unasked, *question.unasked]))
+        start_run(run.plan.model_copy(update={"unasked": unasked, "warnings": warnings}))
 
 
 @contextmanager

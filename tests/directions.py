@@ -16,14 +16,17 @@ CONTRACT = _checks(
 # Those that each capability adds.
 CAPABILITIES = {
     "chat": _checks("chat chat_stream chat_stream_usage chat_stream_end chat_turns chat_system chat_end"),
-    "tools": _checks("tools_auto tools_stream tools_none tools_required tools_named tools_result"),
+    "tools": _checks("tools_auto tools_stream tools_none tools_required tools_named tools_text tools_result tools_again"),
     "parallel_tools": _checks("parallel_tools parallel_tools_stream"),
     "reasoning": _checks("reasoning reasoning_stream reasoning_tags"),
-    "json_schema": _checks("json_object json_schema"),
+    "json_schema": _checks("json_object json_schema json_schema_all_of"),
     "vision": _checks("vision vision_two vision_broken"),
     "responses": _checks("responses responses_stream"),
 }
+# That of the schemas which a recipe brings.
+OWN_SCHEMAS = "contract_own_schemas"
 HIGHER_IS_BETTER = {
+    OWN_SCHEMAS,
     "path_cold",
     "path_cached",
     "path_concurrent",

@@ -237,6 +237,15 @@ def test_a_dry_run_needs_no_docker_and_writes_nothing(home: Path, fake_engine: d
     assert not list(home.iterdir())
 
 
+def test_a_dry_run_tells_of_a_task_that_is_not_there(tmp_path: Path, fake_engine: dict[str, str]) -> None:
+    document = reference()
+    document["accuracy"][0]["task"] = "gsm8kk"
+    done = command("run", str(write(document, tmp_path / "mine.yaml")), "--dry-run", **fake_engine)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "has no task gsm8kk; the nearest is gsm8k" in done.stderr
+    assert done.stdout == ""
+
+
 def test_doctor_has_a_line_for_everything_and_docker_is_needed_only_to_clean(
     tmp_path: Path, fake_engine: dict[str, str]
 ) -> None:

@@ -1,5 +1,8 @@
 """Every deployment's entry point loads for real, and takes the parameters that it is given."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,13 @@ def test_an_entry_point_loads_without_a_placeholder_and_every_setting_of_its_for
     title = request.get("$ref", request.get("allOf", [{}])[0].get("$ref", "")).rpartition("/")[2]
     settings = form["definitions"][title]["properties"]
     assert [setting for setting, about in settings.items() if not about.get("description")] == []
+
+
+def test_a_verdict_is_never_tried_again_whatever_a_host_sets_for_its_flows() -> None:
+    """Since 3.9 Prefect also tries a flow again that returned a failed state."""
+    told = "from flows.qualify import qualify_host, qualify_release; print(qualify_host.retries, qualify_release.retries)"
+    given = os.environ | {"PREFECT_FLOWS_DEFAULT_RETRIES": "3"}
+    assert subprocess.check_output([sys.executable, "-c", told], env=given, text=True) == "0 0\n"
 
 
 def test_scheduled_flows_have_all_that_they_need() -> None:

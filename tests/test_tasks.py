@@ -435,3 +435,13 @@ def test_the_machine_is_ours_until_the_blocks_end_not_only_the_tasks(monkeypatch
 
     assert task_names(in_flow(block)) == ["wait for the machine"]
     assert taken == [True, False]
+
+
+def test_what_is_unknown_of_tasks_stays_beside_what_the_engine_could_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, started = passed_report().plan.model_copy(update={"unasked": ["of a task"]}), list[list[str]]()
+    monkeypatch.setattr(tasks.measure, "start_run", lambda plan: started.append(plan.unasked))
+    monkeypatch.setattr(tasks.measure, "model_warnings", lambda *_: [])
+    question: Any = SimpleNamespace(unasked=["of the engine", "of a task"])
+    run: Any = SimpleNamespace(plan=plan)
+    tasks.measure.await_answer([run], question)
+    assert started == [["of a task", "of the engine"]]

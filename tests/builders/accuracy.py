@@ -23,6 +23,7 @@ from vllm_qualify.errors import RecipeError
 from vllm_qualify.evidence.accuracy.answers import Answer, Answered
 from vllm_qualify.evidence.accuracy.letters import TaskReply
 from vllm_qualify.evidence.accuracy.lm_eval_process import Asking, LmEval, prepare_task, running_lm_eval
+from vllm_qualify.evidence.accuracy.picture_limits import NO_LIMITS, PictureLimits
 from vllm_qualify.evidence.accuracy.samples import read_answers
 from vllm_qualify.evidence.accuracy.scored_again import can_be_scored_again, find_wrong_score
 from vllm_qualify.plan.cell import TaskPlan
@@ -108,15 +109,28 @@ def await_task_reply(lm_eval: LmEval) -> TaskReply:
     return lm_eval.task_reply()
 
 
-def refuse_task(plan: TaskPlan, log: Path) -> RecipeError:
+def refuse_task(plan: TaskPlan, log: Path, pictures: PictureLimits = NO_LIMITS) -> RecipeError:
     """Why lm-eval refuses a task before any server answers."""
-    with pytest.raises(RecipeError) as raised, running_lm_eval(NOBODY, "reference", plan, log) as lm_eval:
+    with pytest.raises(RecipeError) as raised, running_lm_eval(NOBODY, "reference", plan, log, pictures) as lm_eval:
         await_task_reply(lm_eval)
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             lm_eval.check()
             time.sleep(0.05)  # the worker takes its first reply back, by a file
     return raised.value
+
+
+def pictures_plan(folder: Path, rows: list[Row], task: str = "chartqa", own: Path | None = None, **settings: Any) -> TaskPlan:
+    file = folder / "test.jsonl"
+    write_rows(file, rows)
+    asked: dict[str, Any] = {"api": "chat", "stop": [], "num_fewshot": 0, "time_limit_s": 120.0}
+    return TaskPlan(
+        settings=Accuracy(task=task, num_questions=len(rows), **(asked | settings)),
+        num_concurrent=4,
+        repetitions=settings.get("samples_per_question", 1),
+        questions=[file],
+        folder=own,
+    )
 
 
 class Replies(Mapping[str, str]):

@@ -16,3 +16,19 @@ def write_file(path: Path, header: object, size: int = 16) -> None:
 def write_tensors(path: Path, *names: str) -> None:
     tensors = {name: TENSOR | {"data_offsets": [number * 12, (number + 1) * 12]} for number, name in enumerate(names)}
     write_file(path, tensors, 12 * len(names))
+
+
+def drop_tensor(path: Path, name: str) -> None:
+    """Write a file again without one of its tensors."""
+    body = path.read_bytes()
+    begin = 8 + int.from_bytes(body[:8], "little")
+    header, tensors = json.loads(body[8:begin]), b""
+    for each, about in list(header.items()):
+        if each in (name, "__metadata__"):
+            continue
+        first, last = about["data_offsets"]
+        about["data_offsets"] = [len(tensors), len(tensors) + last - first]
+        tensors += body[begin + first : begin + last]
+    del header[name]
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + tensors)

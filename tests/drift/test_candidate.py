@@ -113,6 +113,17 @@ def test_variants_without_a_cell_are_reported(tmp_path: Path) -> None:
         checked(loaded, candidate, tmp_path, variant="trtllm-fp8")
 
 
+def test_promised_forms_without_a_named_backend_are_noted(tmp_path: Path) -> None:
+    document: Document = reference() | {"capabilities": ["chat", "tools"]}
+    unnamed = checked(load_recipe(str(write(document, tmp_path / "unnamed.yaml"))), table(), tmp_path)
+    (note,) = [each for each in unnamed.findings if each.finding.kind == "unnamed-backend"]
+    assert note.cells == unnamed.cells
+    assert "`structured-outputs-config: {backend: xgrammar}`" in note.finding.told
+    assert unnamed.fits
+    document["gpu_types"]["cpu"]["server"]["structured-outputs-config"] = {"backend": "xgrammar"}
+    assert checked(load_recipe(str(write(document, tmp_path / "named.yaml"))), table(), tmp_path).findings == []
+
+
 def test_defaults_are_compared_with_another_version(tmp_path: Path) -> None:
     before = find_other("0.12.0", silent)
     result = check_recipe(load_recipe("nemotron-3-nano"), Choice(gpu_type="h200"), table(), tmp_path, before)

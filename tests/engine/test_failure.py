@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
-from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass
+from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
 
 # Some hundred times what it takes.
@@ -46,6 +46,12 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
         "ValueError: The repository acme/made contains custom code which must be executed to correctly load the model.",
         "refused-configuration",
         ["code of its own"],
+    ),
+    # vLLM 0.32's whole word on `vllm serve ./real.gguf`.
+    (
+        "OSError: It looks like the config file at './real.gguf' is not a valid JSON file.",
+        "unsupported-architecture",
+        ["GGUF file, ./real.gguf"],
     ),
     ("OSError: It looks like the config file at '/made/config.json' is not a valid JSON file.", "incomplete-model", ["/made"]),
     (
@@ -157,6 +163,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
         ["forked"],
     ),
     ("torch._dynamo.exc.BackendCompilerFailed: backend='made' raised: made", "engine-bug", ["BackendCompilerFailed"]),
+    ("made:12:34 [0] NCCL WARN Could not find real path of /sys/class/made", "nccl-failure", ["real path"]),
     # Words of FlashAttention, Triton and their compilers.
     ("RuntimeError: FlashAttention only supports Ampere GPUs or newer.", "unsupported-backend", ["FlashAttention", "Ampere"]),
     (
@@ -178,7 +185,11 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
     ("OSError: [Errno 24] Too many open files: '/made/model.safetensors'", "process-limit", ["Too many open files"]),
     ("AttributeError: module 'made' has no attribute 'made_fn'", "broken-installation", ["made_fn"]),
 ]
-TOLD_BY_OTHERS = json.loads((CAPTURED.with_name("told") / "cases.json").read_text())
+TOLD_BY_OTHERS = [
+    {"folder": folder, "in_image": False} | case
+    for folder in ("told", "told_again")
+    for case in json.loads((CAPTURED.with_name(folder) / "cases.json").read_text())
+]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
 SEEN_IN_LOG = [case for case in CASES if case.end in (USAGE, FAILED) and case.kind not in ("killed", "crashed", "unknown")]
 
@@ -400,7 +411,7 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
 
 
 def text_of_others(case: dict[str, Any]) -> str:
-    return (CAPTURED.with_name("told") / f"{case['log']}.log").read_text()
+    return (CAPTURED.with_name(case["folder"]) / f"{case['log']}.log").read_text()
 
 
 def unprefixed(text: str) -> str:
@@ -452,9 +463,36 @@ def test_a_long_log_is_read_in_seconds() -> None:
     assert failure.kind == "killed"
 
 
-@pytest.mark.parametrize("case", TOLD_BY_OTHERS, ids=[case["log"] for case in TOLD_BY_OTHERS])
+@pytest.mark.parametrize("case", TOLD_BY_OTHERS, ids=[f"{case['folder']}-{case['log']}" for case in TOLD_BY_OTHERS])
 def test_what_others_told_of_has_the_class_and_turn_that_were_decided_by_hand(case: dict[str, Any]) -> None:
-    failure = classify_log(text_of_others(case), End(exit_code=case["exit_code"], waited_s=case["waited_s"]))
+    end = End(exit_code=case["exit_code"], waited_s=case["waited_s"])
+    failure = classify_log(text_of_others(case), end, in_image=case["in_image"])
     assert failure.kind in case["kinds"], failure.problem
     assert failure.whose_turn in case["turns"]
     assert "{" not in failure.remedy
+
+
+LINKED = "ImportError: /made/vllm/_C.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEi"
+RUNTIME = "ImportError: libcudart.so.13: cannot open shared object file: No such file or directory"
+CUBIN = "RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14)."
+
+
+@pytest.mark.parametrize("said", [LINKED, RUNTIME, CUBIN])
+def test_a_broken_package_is_the_images_owners_or_on_a_bare_host_the_operators(said: str) -> None:
+    bare, inside = classify_log(said, FAILED), classify_log(said, FAILED, in_image=True)
+    assert (bare.kind, bare.whose_turn, bare.retry) == ("broken-installation", "host", False)
+    assert inside == bare.model_copy(update={"whose_turn": "release", "remedy": IN_AN_IMAGE["broken-installation"].remedy})
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "turn"),
+    [
+        ("RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist", "no-compiler", "release"),
+        # The driver is the host's, also where the server runs from an image.
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "no-gpu", "host"),
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", "driver-too-old", "host"),
+    ],
+)
+def test_an_images_owner_gets_what_the_image_lacks_and_nothing_of_the_hosts(said: str, kind: str, turn: str) -> None:
+    failure = classify_log(said, FAILED, in_image=True)
+    assert (failure.kind, failure.whose_turn) == (kind, turn)

@@ -6,12 +6,14 @@ from typing import get_args
 import pytest
 
 from tests.builders.server_plans import IMAGE, PROCESS, plan
+from vllm_qualify.engine.containers.run import RunningContainer
+from vllm_qualify.engine.failure.classify import End
 from vllm_qualify.engine.launchers import ImageLauncherName, LauncherName
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
-from vllm_qualify.engine.process import Leftover, RunningProcess
+from vllm_qualify.engine.process import Leftover, Running, RunningProcess
 from vllm_qualify.engine.provision import left_behind
-from vllm_qualify.engine.server import MODEL_INSIDE, Client, Engine, ServerPlan, Starting
-from vllm_qualify.errors import CallerError
+from vllm_qualify.engine.server import MODEL_INSIDE, Client, Engine, ServerPlan, Starting, error_of
+from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError
 
 CLIENT = Client(program="vllm", python="python3", url="http://127.0.0.1:8123", model="org/model")
 
@@ -67,3 +69,16 @@ def test_what_a_killed_run_left_is_removed_and_reported(monkeypatch: pytest.Monk
     monkeypatch.setattr("vllm_qualify.engine.launchers.docker.remove_leftovers", lambda: leftovers)
     assert left_behind("docker") == ["removed a, which run 1 had left behind", "removed b, which run unknown had left behind"]
     assert left_behind("process") == []
+
+
+@pytest.mark.parametrize("launcher", ["process", "docker"])
+def test_a_broken_package_is_told_to_who_can_mend_it_where_it_runs(tmp_path: Path, launcher: str) -> None:
+    log, state = tmp_path / "server.log", tmp_path / "server.state"
+    log.write_text("ImportError: libcudart.so.13: cannot open shared object file: No such file or directory\n")
+    cases: dict[str, tuple[Running, type[QualifyError]]] = {
+        "process": (RunningProcess(state_file=state, log=log, guard_pid=0), HostError),
+        "docker": (RunningContainer(state_file=state, log=log, container_id="0123"), ReleaseError),
+    }
+    process, error = cases[launcher]
+    failure = error_of(process, End(exit_code=1))
+    assert (type(failure), failure.kind) == (error, "broken-installation")

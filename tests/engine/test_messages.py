@@ -1,18 +1,25 @@
 """vLLM's own messages: read from its source, decided by people, found in a log."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
+from packaging.requirements import Requirement
 
 from infra.engine_messages import describe, merge, read_messages, split
+from infra.package_messages import PACKAGES_READ
 from tests.builders.failures import FAILED
 from vllm_qualify.engine.failure.classify import classify_log
 from vllm_qualify.engine.failure.families import NOT_OF_A_START, decide
-from vllm_qualify.engine.failure.meanings import FailureClass
-from vllm_qualify.engine.failure.messages import find_family, read_table
+from vllm_qualify.engine.failure.meanings import FailureClass, Turn
+from vllm_qualify.engine.failure.messages import PACKAGES, find_family, read_table
+from vllm_qualify.engine.failure.package_families import decide_package
+from vllm_qualify.recipe.loading import catalog_folder
 
 SHARE_DECIDED = 0.95
+MOST_BYTES = 150 * 1024
+LIMIT_S = 0.2
 # Read by a person, one by one, in the source of vLLM 0.12 to 0.33, with the file that raises it: most of no sign of ours.
 READ: list[tuple[str, str, FailureClass]] = [
     ("config/vllm.py", "ValueError: HiSparse does not support pipeline parallelism.", "refused-configuration"),
@@ -165,3 +172,41 @@ def test_a_table_has_its_versions_in_order_and_tells_what_is_new_and_not_decided
         "  new, not decided: nowhere/made.py: ValueError: a newer message of a made place"
     ]
     assert json.loads(json.dumps(table.statements))[0][4] == [2]
+
+
+# Read by a person in the packages' text. No sign of ours has these words.
+OF_PACKAGES: list[tuple[str, FailureClass, Turn]] = [
+    ("AssertionError: Torch not compiled with CUDA enabled", "broken-installation", "host"),
+    ("RuntimeError: 0 active drivers ([]). There should only be one.", "no-gpu", "host"),
+    ("huggingface_hub.errors.HFValidationError: Cannot have -- or .. in repo_id: 'acme/a--b'.", "unknown-model", "recipe"),
+    ("ValueError: mlp_layer_types length (3) must equal num_hidden_layers (4).", "incomplete-model", "release"),
+    ("ConnectionError: Could not read 'made' from GCS. Did GCS start successfully?", "rendezvous", "host"),
+    ("torch.AcceleratorError: CUDA error: system not yet initialized", "no-gpu", "host"),
+    ("RuntimeError: HIP error: no ROCm-capable device is detected", "no-gpu", "host"),
+    ("RuntimeError: Triton Error [CUDA]: forward compatibility was attempted on non supported HW", "driver-too-old", "host"),
+    ("RuntimeError: CUDA error: peer access is not supported between these two devices", "nccl-failure", "host"),
+    ("RuntimeError: HIP error: hipErrorECCNotCorrectable", "crashed", "release"),
+    ("RuntimeError: CUDA error: operation not permitted when stream is capturing", "crashed", "release"),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "turn"), OF_PACKAGES, ids=[said[:50] for said, _, _ in OF_PACKAGES])
+def test_a_package_says_who_must_act(said: str, kind: FailureClass, turn: Turn) -> None:
+    failure = classify_log(f"(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] {said}\n", FAILED)
+    assert (failure.kind, failure.whose_turn) == (kind, turn)
+
+
+def test_what_the_table_of_packages_holds_is_decided_and_it_stays_small() -> None:
+    table = read_table(PACKAGES)
+    assert {Requirement(name).name for name in table.versions} == set(PACKAGES_READ)
+    assert [each for each in table.statements if decide_package(each.place, each.text) is None] == []
+    assert (catalog_folder() / PACKAGES).stat().st_size < MOST_BYTES
+
+
+def test_a_long_log_is_classified_in_little_time_with_both_tables() -> None:
+    line = "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] RuntimeError: the made kernel is not one of those of CUDA\n"
+    log = (line * (100_000 // len(line) + 1))[:100_000]
+    classify_log(log, FAILED)
+    began_s = time.process_time()
+    classify_log(log, FAILED)
+    assert time.process_time() - began_s < LIMIT_S

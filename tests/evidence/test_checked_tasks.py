@@ -1,11 +1,11 @@
 """Before a server starts: whether lm-eval has the tasks of a recipe, and the filters and scores of its gates."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.recipes import Document, write
+from tests.builders.task_recipes import GSM8K, SCORE, loaded, made, problems
+from tests.recipes import Document
 from tests.report.builder import passed_report
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import Checked, check_recipe
@@ -17,42 +17,12 @@ from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.loading import catalog_names, load_recipe
 from vllm_qualify.recipe.recipe import LoadedRecipe
 
-SCORE = {"metric": "exact_match", "filter": "flexible-extract", "minimum": 0.5, "unit": "fraction"}
-GSM8K = {"task": "gsm8k", "num_questions": 1319}
+EVERY = Choice()
 
 
-def made(server: dict[str, Any], accuracy: list[Document], gates: list[Document]) -> Document:
-    load = {"input_len": 64, "output_len": 16, "num_warmups": 4}
-    speed = {"metric": "output_throughput_tok_s", "minimum": 2, "unit": "tok/s"}
-    return {
-        "name": "made",
-        "description": "a made recipe.",
-        "served_model_name": "made",
-        "variants": {"bf16": {"model": "org/model"}},
-        "gpu_types": {
-            "h100": {
-                "default_variant": "bf16",
-                "server": {"max-model-len": 2048, "max-num-seqs": 16} | server,
-                "profiles": {"balanced": {"load": load, "gates": [speed]}},
-            }
-        },
-        "smoke": {"prompt": "The capital of France is"},
-        "accuracy": accuracy,
-        "gates": gates,
-    }
-
-
-def loaded(folder: Path, document: Document) -> LoadedRecipe:
-    return load_recipe(str(write(document, folder / "made.yaml")))
-
-
-def checked(recipe: LoadedRecipe, cache: Path) -> Checked:
+def checked(recipe: LoadedRecipe, cache: Path, choice: Choice = EVERY) -> Checked:
     candidate = find_candidate("0.32.0", None, None, lambda _: None)
-    return with_tasks(check_recipe(recipe, Choice(), candidate, cache), recipe)
-
-
-def problems(given: Checked) -> list[tuple[str, str]]:
-    return [(each.finding.kind, each.finding.told) for each in given.problems]
+    return with_tasks(check_recipe(recipe, choice, candidate, cache), recipe, choice)
 
 
 WRONG: list[tuple[Document, Document, str, str]] = [
@@ -103,8 +73,8 @@ def test_what_lm_eval_has_is_none(task: Document, gate: Document, tmp_path: Path
 
 
 UNCOUNTED_BESIDE_A_WHOLE = (
-    "whether gsm8k's prompts with 5 examples fit beside replies of 2,048 tokens: max-model-len is 2,048, and the task's data"
-    " is not read here"
+    "whether gsm8k's prompts with 5 examples fit beside replies of 2,048 tokens: max-model-len is 2,048, and the task's data is"
+    " not read here"
 )
 UNCOUNTED = (
     "whether gsm8k's prompts with 5 examples fit beside replies of 256 tokens: max-model-len is 512, and the task's data is not"
@@ -146,6 +116,21 @@ def test_replies_longer_than_the_context_are_a_problem(settings: Document, told:
     ((kind, said),) = problems(given)
     assert kind == "context-too-short"
     assert told in said
+
+
+def test_tasks_of_other_engines_are_checked_too(tmp_path: Path) -> None:
+    """Of a profile that another engine alone has, nothing else is known here."""
+    document = made({}, [GSM8K], [SCORE])
+    document["variants"]["bf16"]["profiles"] = ["balanced"]
+    document["variants"]["other"] = {"model": "org/model", "engine": "tensorrt-llm", "profiles": ["throughput"]}
+    fast = document["gpu_types"]["h100"]["profiles"]["balanced"]
+    gate = SCORE | {"filter": "strict"}
+    document["gpu_types"]["h100"]["profiles"]["throughput"] = fast | {"gates": [gate]}
+    recipe = loaded(tmp_path, document)
+    ((problem),) = checked(recipe, tmp_path / "cache").problems
+    assert problem.cells == ["made/other/h100/throughput"]
+    assert "gsm8k has no filter strict;" in problem.finding.told
+    assert checked(recipe, tmp_path / "cache", Choice(variant="bf16")).problems == []
 
 
 def test_a_problem_names_its_cells_alone(tmp_path: Path) -> None:

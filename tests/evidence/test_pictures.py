@@ -26,9 +26,9 @@ from tests.builders.accuracy import (
     draw_picture,
     exam_row,
     picture_url,
+    pictures_plan,
     read_rows,
     refuse_task,
-    write_rows,
 )
 from tests.fakes.openai_server import Book
 from vllm_qualify.evidence.accuracy.answers import Answered
@@ -36,8 +36,6 @@ from vllm_qualify.evidence.accuracy.data import fetch
 from vllm_qualify.evidence.accuracy.pictures import Pictures, UnusablePictureError
 from vllm_qualify.evidence.accuracy.thinking import read_replies
 from vllm_qualify.evidence.contract.capabilities.vision import SIGNATURE, _png_chunk
-from vllm_qualify.plan.cell import TaskPlan
-from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.recipe.sampling import Sampling
 from vllm_qualify.report.flips import excerpt_question
@@ -68,19 +66,6 @@ SAID = {
 SCORES = {"exact_match,none": [0, 0, 0], "relaxed_accuracy,none": [1, 0, 0], "anywhere_accuracy,none": [1, 0, 1]}
 
 
-def plan_of(folder: Path, rows: list[Row], task: str = "chartqa", own: Path | None = None, **settings: Any) -> TaskPlan:
-    file = folder / "test.jsonl"
-    write_rows(file, rows)
-    asked: dict[str, Any] = {"api": "chat", "stop": [], "num_fewshot": 0, "time_limit_s": 120.0}
-    return TaskPlan(
-        settings=Accuracy(task=task, num_questions=len(rows), **(asked | settings)),
-        num_concurrent=4,
-        repetitions=settings.get("samples_per_question", 1),
-        questions=[file],
-        folder=own,
-    )
-
-
 def scores(answered: Answered, names: Mapping[str, object]) -> dict[str, list[float]]:
     answers = sorted(answered.answers, key=lambda answer: answer.question)
     return {name: [answer.scores[name] for answer in answers] for name in names}
@@ -91,7 +76,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answered, Path, Boo
     """ChartQA's questions, each asked twice."""
     folder, book = tmp_path_factory.mktemp("charts"), Book(Replies(SAID), thinking={})
     sampled: dict[str, Any] = {"sampling": Sampling(temperature=0.5), "samples_per_question": 2}
-    return *ask_task(plan_of(folder, CHARTS, **sampled), folder, book), book
+    return *ask_task(pictures_plan(folder, CHARTS, **sampled), folder, book), book
 
 
 def test_each_picture_is_sent_as_it_came_before_the_text_and_scored_as_by_hand(asked: tuple[Answered, Path, Book]) -> None:
@@ -128,7 +113,7 @@ def test_the_evidence_names_pictures_by_hash_and_size(asked: tuple[Answered, Pat
 
 
 def test_another_run_has_the_same_hashes(asked: tuple[Answered, Path, Book], tmp_path: Path) -> None:
-    again, _ = ask_task(plan_of(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
+    again, _ = ask_task(pictures_plan(tmp_path, CHARTS), tmp_path, Book(Replies(SAID)))
     one, other = (
         {(each.question, each.doc_hash, each.prompt_hash, each.target_hash) for each in answered.answers}
         for answered in (asked[0], again)
@@ -154,7 +139,7 @@ def test_a_group_of_exams_in_groups_has_all_pictures_of_its_questions(tmp_path: 
         digest(two) + "How many": "It must be (B).",
         digest(two) + "What is in": "So it is 12.",
     }
-    answered, _ = ask_task(plan_of(tmp_path, rows, "outer", own), tmp_path, Book(Replies(said)))
+    answered, _ = ask_task(pictures_plan(tmp_path, rows, "outer", own), tmp_path, Book(Replies(said)))
     assert scores(answered, {"acc,none": []}) == {"acc,none": [1, 0, 1]}
 
 
@@ -188,7 +173,7 @@ SVG = b"<svg xmlns='http://www.w3.org/2000/svg'/>"
     ids=["bomb", "cut", "svg", "base64", "no base64", "path", "address"],
 )
 def test_a_picture_that_is_none_is_refused_with_its_place(image: str, message: str, tmp_path: Path) -> None:
-    error = refuse_task(plan_of(tmp_path, [CHARTS[0], CHARTS[2] | {"image": image}]), tmp_path / "lm-eval")
+    error = refuse_task(pictures_plan(tmp_path, [CHARTS[0], CHARTS[2] | {"image": image}]), tmp_path / "lm-eval")
     assert "chartqa cannot be asked: test.jsonl, " in str(error)
     assert message in str(error)
     assert "write it as `data:image/png;base64,…`" in (error.remedy or "")
@@ -219,7 +204,7 @@ def test_no_file_of_this_machine_becomes_a_picture(tmp_path: Path) -> None:
 def test_what_a_task_with_pictures_cannot_be_is_refused(
     rows: list[Row], settings: dict[str, Any], message: str, remedy: str, tmp_path: Path
 ) -> None:
-    plan = plan_of(tmp_path, rows, **settings)
+    plan = pictures_plan(tmp_path, rows, **settings)
     assert plan.questions
     error = refuse_task(plan.model_copy(update={"questions": [*plan.questions, *plan.questions]}), tmp_path / "lm-eval")
     assert message in str(error)
@@ -236,7 +221,7 @@ def test_fetched_pictures_are_local_questions_with_the_same_hashes(tmp_path: Pat
     data.cast_column("image", datasets.Image()).to_parquet(own / "data.parquet")
     files = {"dataset_path": "parquet", "dataset_kwargs": {"data_files": {"test": str(own / "data.parquet")}}}
     (own / "chartqa.yaml").write_text(json.dumps({"include": str(CHARTQA), "task": "chartqa"} | files))
-    plan = plan_of(tmp_path, CHARTS, own=own)
+    plan = pictures_plan(tmp_path, CHARTS, own=own)
     assert fetch(plan.model_copy(update={"questions": None}), tmp_path / "fetched").questions == 3
     assert read_rows(tmp_path / "fetched" / "test.jsonl") == CHARTS
 

@@ -32,7 +32,8 @@ def write(folder: Path, *, slower: float = 1.0, hits: float = HITS, **changes: A
     for repeat in (1, 2):
         trace = 1 + 1e-4 * repeat
         ttfts = [(0.040 if at < CHATS else 0.010 * slower) * trace + 1e-6 * at for at in range(TURNS * CHATS)]
-        gaps = [[0.005] * (REPLY - 1)] * (TURNS * CHATS)
+        # The role's chunk comes with that of the first token.
+        gaps = [[6e-5, *[0.005] * (REPLY - 1)]] * (TURNS * CHATS)
         latencies = [ttft + sum(each) for ttft, each in zip(ttfts, gaps, strict=True)]
         starts, free = list[float](), [100.0 * repeat] * 4
         for latency in latencies:

@@ -82,6 +82,10 @@ def metrics(generated_tok: int) -> str:
 # --- chats
 
 
+class FormError(ValueError):
+    """No backend keeps such a form."""
+
+
 def messages_of(request: dict[str, Any]) -> list[dict[str, Any]]:
     return request.get("messages") or [{"role": "user", "content": request["input"]}]
 
@@ -96,14 +100,18 @@ def said_to(request: dict[str, Any]) -> dict[str, Any]:
         content = " and ".join(colour_of(part["image_url"]["url"]) for part in last["content"] if part["type"] == "image_url")
     elif chosen == "required" or isinstance(chosen, dict):
         name = tools[0]["function"]["name"] if chosen == "required" else chosen["function"]["name"]
-        calls, reason = [(name, '{"city": "Paris"}')], "tool_calls" if chosen == "required" else "stop"
+        arguments = dict.fromkeys(tools[0]["function"]["parameters"]["properties"], "Paris")
+        calls, reason = [(name, json.dumps(arguments))], "tool_calls" if chosen == "required" else "stop"
     elif tools and chosen == "auto" and last["role"] == "user":
         cities = re.findall(r"in ([A-Z]\w+)", last["content"])
         calls, reason = [(tools[0]["function"]["name"], json.dumps({"city": city})) for city in cities], "tool_calls"
     elif form == "json_object":
         content = '{"answer": 42}'
     elif form == "json_schema":
-        properties = request["response_format"]["json_schema"]["schema"]["properties"]
+        schema = request["response_format"]["json_schema"]["schema"]
+        if "allOf" in schema:
+            raise FormError("The provided JSON schema contains features not supported by xgrammar: allOf")
+        properties = schema["properties"]
         content = json.dumps({name: value["enum"][0] if "enum" in value else 42 for name, value in properties.items()})
     return {"reasoning": "I think.", "content": "" if calls else content, "calls": calls, "reason": reason}
 
@@ -220,6 +228,9 @@ class Handler(ReplyHandler):
             return
         try:
             spoken = self.speak(request)
+        except FormError as error:
+            self._refuse(400, str(error))
+            return
         except (ValueError, zlib.error) as error:
             self._refuse(400, f"Failed to load image: {error}")
             return
@@ -387,8 +398,10 @@ def make_engine(folder: Path) -> Path:
     identity = {"python": "3.11", "packages": {"vllm": VERSION}, "files_sha256": "0" * 64, "changed_files": []}
     # Its answer goes to its output: the file for it is left out.
     redirect = f'case "$2" in *script.py) exec {sys.executable} {__file__} knows "$3" {folder};; esac'
+    # Whether weights are whole, only a real one says.
+    of_weights = """case "$3" in '{"model":'*) exit;; esac"""
     where = f"case \"$3\" in *sys.base_prefix*) echo '{json.dumps(FOLDERS)}'; exit;; esac"
-    python.write_text(f"#!/bin/sh\n{redirect}\n{where}\necho '{json.dumps(identity)}'\n")
+    python.write_text(f"#!/bin/sh\n{of_weights}\n{redirect}\n{where}\necho '{json.dumps(identity)}'\n")
     for command in (vllm, python):
         command.chmod(0o755)
     return folder

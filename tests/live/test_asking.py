@@ -102,7 +102,7 @@ def test_what_the_engine_could_not_tell_is_in_the_plan_at_once(tmp_path: Path, h
     planned = json.loads(plan.read_text())
     assert planned["unasked"] == ["whether options refuse each other, for 1 of 1 cells: no hub"]
     (warning,) = planned["warnings"]
-    assert "max_new_tokens 5, where replies to requests without max_tokens end" in warning
+    assert "max_new_tokens 5, where replies to chats and /v1/responses without max_tokens end" in warning
     assert warning in done.stderr
 
 

@@ -110,7 +110,7 @@ def test_the_chat_model_keeps_all_that_it_promises(reports: Reports) -> None:
     for report in reports.values():
         rows = measured(report, "contract")
         assert said(rows) == {}
-        assert len(rows) == 38
+        assert len(rows) == 41
 
 
 def test_it_passes_chats_of_several_turns_and_a_trace_with_prefix_caching_on(reports: Reports) -> None:
@@ -206,7 +206,7 @@ NO_ANSWER: dict[Callable[[Path], None], str] = {
             {"tool-call-parser": "pythonic", "reasoning-parser": "granite"},
             EVERY,
             TOOLS | {"reasoning", "reasoning_stream", "reasoning_tags"},
-            {"tools_required", "tools_named", "json_object", "json_schema"},
+            {"tools_required", "tools_named", "tools_text", "tools_again", "json_object", "json_schema"},
         ),
         (
             variants.endless_thinking,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.processes import until
+from tests.builders.safetensors_files import drop_tensor
 from tests.fakes.vllm import make_engine
 from tests.live import driver
 from tests.qualified import COMMAND, of, processes_of, run
@@ -106,6 +107,21 @@ def test_corrupt_weights_are_refused_before_a_server_starts(
     assert (
         f"error (the release's owner must act): check: the weights of {model} are not whole: model.safetensors" in done.stderr
     )
+    assert not list(home.glob("runs/*/evidence/serve/server.log"))
+    assert approvals(home) == []
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_lacking_tensor_is_refused_before_a_server_starts(
+    engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
+) -> None:
+    """vLLM 0.32 serves such a model as if it were whole. The file itself is in order."""
+    model, lacking = copy_of_the_model(tmp_path, document), "model.layers.1.mlp.up_proj.weight"
+    drop_tensor(model / "model.safetensors", lacking)
+    done = run(home, COMMAND, "run", recipe(document, tmp_path), **of(engine))
+    assert done.returncode == 3, done.stdout + done.stderr
+    told = f"error (the release's owner must act): check: the weights of {model} are not whole: no tensor gives {lacking}"
+    assert told in done.stderr
     assert not list(home.glob("runs/*/evidence/serve/server.log"))
     assert approvals(home) == []
 

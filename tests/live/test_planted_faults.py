@@ -72,9 +72,11 @@ def test_each_fault_is_refused_by_the_gate_of_its_path_alone(
     (report_folder,) = (home / "runs").iterdir()
     gates = {gate.gate.metric: gate for gate in load_report(report_folder).judgement.gates}
     assert ("path_awake" in gates) != planted.is_started_again
-    assert {name: gate.verdict for name, gate in gates.items() if gate.verdict != "pass"} == {
-        f"path_{path}": "fail" for path in planted.refusing
-    }
+    refused = [f"path_{path}" for path in planted.refusing]
+    if planted.is_started_again:
+        # vLLM's own fault, which the contract shows, too.
+        refused.append("contract_json_schema_all_of")
+    assert {name: gate.verdict for name, gate in gates.items() if gate.verdict != "pass"} == dict.fromkeys(refused, "fail")
     if planted.is_started_again:
         # vLLM's backend for schemas with multiples takes no calls of tools.
         assert "HTTP 500" in gates["path_reordered"].because

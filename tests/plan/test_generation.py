@@ -38,7 +38,11 @@ def saved(folder: Path, config: object) -> str:
     ("config", "version", "said"),
     [
         ({"max_new_tokens": 512}, OLD, "max_new_tokens 512, where vLLM 0.16.0 ends every reply, whatever a request asks for"),
-        ({"max_new_tokens": 512}, NEW, "max_new_tokens 512, where replies to requests without max_tokens end"),
+        (
+            {"max_new_tokens": 512},
+            NEW,
+            "max_new_tokens 512, where replies to chats and /v1/responses without max_tokens end, while /v1/completions",
+        ),
         ({"max_new_tokens": 512}, "", "max_new_tokens 512, which before vLLM 0.17 ends every reply there"),
         (SAMPLES, OLD, "temperature 0.6, top_k 20, top_p 0.95, for requests that do not set it; loads, and tasks"),
         ({"min_p": 0.1}, NEW, "min_p 0.1, for requests"),

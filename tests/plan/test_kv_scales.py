@@ -4,23 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.made_servers import server_of
 from tests.builders.safetensors_files import write_tensors
-from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.plan.kv_scales import kv_scale_warnings, model_warnings
 
 ONE = "model.layers.0.self_attn"
 
 
 FP8: dict[str, object] = {"kv-cache-dtype": "fp8"}
-
-
-def server_of(
-    model: Path | str, arguments: dict[str, object] | None = None, kind: str = "vllm", revision: str | None = None
-) -> ServerPlan:
-    about = {"model": str(model), "served_model_name": "made", "environment": {}, "startup_timeout_s": 60, "kind": kind}
-    engine = EngineEnvironment(python=Path("/env/bin/python")).model_dump()
-    return ServerPlan.model_validate(about | {"engine": engine, "arguments": arguments or {}, "revision": revision})
 
 
 def weights(folder: Path, *names: str) -> Path:

@@ -67,7 +67,9 @@ def test_a_recipe_serves_as_its_source_publishes_it(name: str) -> None:
     for gpu_type, variant, profile in ours.cells(VLLM_VERSION):
         options = arguments(ours, gpu_type, variant, profile)
         tunables = {"tensor-parallel-size", "max-num-seqs"}
-        assert {key: value for key, value in options.items() if key not in tunables} == of.features | {
+        # Ours, where tools are promised: else vLLM's first form decides for all others.
+        forms: ServerArguments = {"structured-outputs-config": {"backend": "xgrammar"}} if ours.capabilities else {}
+        assert {key: value for key, value in options.items() if key not in tunables} == of.features | forms | {
             "max-model-len": of.context_tok
         }
 

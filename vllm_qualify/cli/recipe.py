@@ -46,7 +46,7 @@ def recipe_check(
         check_allowed(loaded, allow_code)
     candidate = find_candidate(vllm, image, python, tell)
     other = find_other(against, tell) if against else None
-    checked = with_tasks(check_recipe(loaded, choice, candidate, engine_cache(), other, allow_code), loaded)
+    checked = with_tasks(check_recipe(loaded, choice, candidate, engine_cache(), other, allow_code), loaded, choice)
     if json:
         typer.echo(checked.as_json())
     else:

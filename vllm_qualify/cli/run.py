@@ -155,14 +155,17 @@ def _run_demo(weights: Weights, store_url: str) -> int:
 
 
 def _show_scripts(recipe: str, choice: "Choice", launch: "Launch", port: int | None, allow_code: bool) -> None:
-    from vllm_qualify.plan.dry_run import scripts
+    from vllm_qualify.evidence.accuracy.checked_tasks import check_recipes_tasks
+    from vllm_qualify.plan.dry_run import scripts, select_cells
     from vllm_qualify.recipe.code import check_allowed
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.runs.home import runs_folder
 
     loaded = load_recipe(recipe)
     check_allowed(loaded, allow_code)
-    typer.echo("\n\n".join(scripts(loaded, choice, launch, port, runs_folder())))
+    shown = list(scripts(loaded, choice, launch, port, runs_folder()))
+    check_recipes_tasks(loaded, select_cells(loaded, choice).profiles.values())
+    typer.echo("\n\n".join(shown))
 
 
 def _qualify(request: "QualifyRelease") -> int:

@@ -18,10 +18,12 @@ from vllm_qualify.engine.server import ServerPlan, config_text, draft_model
 from vllm_qualify.errors import CallerError, QualifyError, RecipeError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.forms import form_warnings
 from vllm_qualify.plan.gates import contract_of
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.code import check_allowed, code_of, is_of_the_catalog, openings_of
 from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.paths import FORMS_OPTION
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM
 from vllm_qualify.recipe.tables import EngineJudgement, EngineTable, ModelKind, ProbeAnswer
@@ -85,7 +87,7 @@ class Checked(NamedTuple):
         return f"fits, with {_count_words(len(self.findings), 'note')}" if self.findings else "fits"
 
     def _cells_words(self, cells: list[str]) -> str:
-        if len(cells) == len(self.cells):
+        if set(cells) >= set(self.cells):
             return "every cell"
         more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
         return ", ".join(cells[:MOST_NAMED]) + more
@@ -122,7 +124,7 @@ def check_recipe(
     subjects = list(_make_subjects(loaded, choice, candidate, left_out))
     away = [] if candidate.table else list(_fetch_configurations(subjects))
     checked = _check_subjects(subjects, candidate, cache)
-    findings = [*checked.findings, *_code_findings(loaded, checked.cells, allow_code)]
+    findings = [*checked.findings, *_form_findings(loaded, subjects), *_code_findings(loaded, checked.cells, allow_code)]
     servers = {subject.cell: subject.server for subject in subjects}
     checked = checked._replace(left_out=left_out, findings=findings, unknown=[*checked.unknown, *away], servers=servers)
     if against is None:
@@ -148,6 +150,16 @@ def _fetch_configurations(subjects: Sequence[Subject]) -> Iterator[str]:
             fetch_configuration(model, revision, CHECK)
         except QualifyError as error:
             yield f"the configuration of {model}: {error.problem}"
+
+
+def _form_findings(loaded: LoadedRecipe, subjects: Sequence[Subject]) -> list[FindingOfCells]:
+    """Where the first form after a start decides for all others."""
+    contracts = {name: contract_of(loaded.recipe, variant) for name, variant in loaded.recipe.variants.items()}
+    of_cells = []
+    for cell, server, _ in subjects:
+        told = form_warnings(server, contracts[cell.split("/")[1]])
+        of_cells.append((cell, [Finding(kind="unnamed-backend", name=FORMS_OPTION, told=each) for each in told]))
+    return group_by_finding(of_cells)
 
 
 def _code_findings(loaded: LoadedRecipe, cells: list[str], allow_code: bool) -> list[FindingOfCells]:

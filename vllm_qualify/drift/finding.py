@@ -18,11 +18,11 @@ from vllm_qualify.recipe.values import Frozen
 
 _OfOptions = Literal["unknown-option", "spare-value", "unnamed-option", "bad-value", "unregistered-name", "missing-option"]
 _OfFields = Literal["unknown-field", "ignored-field", "unknown-environment", "refused-environment", "unknown-metric"]
-_OfServers = Literal["refused", "perhaps-refused", "changed-default", "runs-code", "trusts-code"]
-_OfTasks = Literal["unknown-task", "unknown-filter", "unknown-score", "context-too-short"]
+_OfServers = Literal["refused", "perhaps-refused", "changed-default", "runs-code", "trusts-code", "unnamed-backend"]
+_OfTasks = Literal["unknown-task", "unknown-filter", "unknown-score", "context-too-short", "refused-request"]
 FindingKind = Literal[_OfOptions, _OfFields, _OfServers, _OfTasks]
 WITHOUT_EFFECT = ("ignored-field", "unknown-environment")
-NOTES = (*WITHOUT_EFFECT, "perhaps-refused", "changed-default", "trusts-code")
+NOTES = (*WITHOUT_EFFECT, "perhaps-refused", "changed-default", "trusts-code", "unnamed-backend")
 # Findings that vLLM's parser would refuse, and those that its parser or its configuration would. It accepts the first letters
 # of an option, and takes a second value of an option for the model: findings about these count, whatever the parser says.
 OF_THE_PARSER = ("unknown-field",)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, ClassVar, TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.confinement import Confinement
@@ -37,7 +37,12 @@ Progress = Callable[[int, int], None]
 
 
 class Running(Frozen, ABC):
-    """Something that runs, writes a log, and ends. Each launcher has its own kind: a guarded process, a container."""
+    """Something that runs, writes a log, and ends. Each launcher has its own kind: a guarded process, a container.
+
+    With `in_image` its programs and libraries are an image's, which nobody on its host can change.
+    """
+
+    in_image: ClassVar[bool] = False
 
     state_file: Path
     log: Path

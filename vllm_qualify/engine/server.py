@@ -357,7 +357,7 @@ def check_alive(process: Running) -> None:
 
 def error_of(process: Running, end: End) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
-    failure = classify_log(text_of(process.log), end)
+    failure = classify_log(text_of(process.log), end, in_image=process.in_image)
     errors: dict[Turn, type[QualifyError]] = {
         "recipe": RecipeError,
         "host": HostError,

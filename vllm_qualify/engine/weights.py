@@ -32,6 +32,16 @@ MAY_BE_TIED = ("lm_head.weight", "embed_tokens.weight", "embedding.weight", "wte
 MOST_NAMED = 3
 
 
+# Of `load-format`: those that read safetensors files by vLLM's own loader.
+USUAL_LOADERS = ("auto", "hf", "safetensors")
+
+
+def refuse_weights(model: str, problem: str, place: str) -> NoReturn:
+    """Raises ReleaseError of the kind `incomplete-model`."""
+    remedy = "complete the repository's or the folder's files; remove a broken copy from the hub's cache"
+    raise ReleaseError(f"the weights of {model} are not whole: {problem}", remedy, place, kind="incomplete-model")
+
+
 class _Tensor(NamedTuple):
     begin: int
     end: int
@@ -77,8 +87,7 @@ class _Checkpoint(NamedTuple):
     place: str
 
     def refuse(self, problem: str) -> NoReturn:
-        remedy = "complete the repository's or the folder's files; remove a broken copy from the hub's cache"
-        raise ReleaseError(f"the weights of {self.model} are not whole: {problem}", remedy, self.place, kind="incomplete-model")
+        refuse_weights(self.model, problem, self.place)
 
     def read_header(self, path: Path) -> dict[str, _Tensor]:
         """The tensors of a file, by their names."""

@@ -20,6 +20,7 @@ from vllm_qualify.engine.watch import HOST_SAMPLES, SCRAPES, steady_s
 from vllm_qualify.errors import QualifyError, writing
 from vllm_qualify.evidence.accuracy.lm_eval_process import LmEval, running_lm_eval
 from vllm_qualify.evidence.load.client import Driven, driven_by, prepare_prompts
+from vllm_qualify.evidence.request_limits import picture_limits
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.recipe.load import Load
 from vllm_qualify.recipe.values import Frozen
@@ -67,9 +68,10 @@ def serving(
         client = stack.enter_context(_start_client(starting, plan.server, plan, folder, plan.labels))
         bench = stack.enter_context(benches.running_bench(client, folder / BENCH_LOG))
         prepare_prompts(bench, plan.server.served_model_name, loads)
+        pictures = picture_limits(plan.server, plan.cell.release.engine.version)
         lm_eval = {
             task.name: stack.enter_context(
-                running_lm_eval(starting, plan.server.served_model_name, task, folder / LM_EVAL / task.name)
+                running_lm_eval(starting, plan.server.served_model_name, task, folder / LM_EVAL / task.name, pictures)
             )
             for task in plan.accuracy
         }

@@ -218,9 +218,9 @@ class CellPlan(Settings, ProfileStages):
     watched: Annotated[bool, EFFORT] = False
     """whether a load counts only with the samples that were taken during it"""
     unasked: Annotated[list[str], FOUND] = []
-    """what the engine could not say when it was asked whether it accepts the server's plan"""
+    """what lm-eval's files do not say of the tasks, and the engine of the server's plan, when they were asked before the run"""
     warnings: Annotated[list[str], NOTE] = []
-    """what the model's own files do to replies: its generation_config.json, and weights without scales for an FP8 KV cache"""
+    """what nobody asked for: what the model's own files do to replies, and forms whose backend nothing names"""
     code: Annotated[list[str], NOTE] = []
     """what of the plan runs code, in words: its options, its variables, the folders of its tasks"""
     gates: Annotated[list[Gate], EFFORT]

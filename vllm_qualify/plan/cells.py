@@ -16,6 +16,7 @@ from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan import workload
 from vllm_qualify.plan.cell import Cell, CellPlan, Release
 from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.forms import form_warnings
 from vllm_qualify.plan.gates import judging_of, starts_of
 from vllm_qualify.plan.kv_scales import model_warnings
 from vllm_qualify.plan.parts import with_parts
@@ -136,7 +137,7 @@ def _plan_cell(
         undrafted=undrafted,
         undrafted_in_turn=in_turn,
         watched=True,
-        warnings=model_warnings(server, release.engine.version),
+        warnings=[*model_warnings(server, release.engine.version), *form_warnings(server, judging["contract"])],
         code=[
             *code_of_server(server.arguments, server.environment),
             *(line for task in accuracy for line in code_of_task(task.settings, task.folder)),

@@ -14,6 +14,8 @@ from vllm_qualify.engine.server import CONFIG_FILE, Engine, ServerPlan, config_t
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.plan.choice import Choice, Selection, select
+from vllm_qualify.plan.forms import form_warnings
+from vllm_qualify.plan.gates import judging_of
 from vllm_qualify.plan.kv_scales import model_warnings
 from vllm_qualify.plan.server import server_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe
@@ -27,7 +29,7 @@ def server_scripts(loaded: LoadedRecipe, choice: Choice, vllm: str | None, image
     """The servers' scripts only, for an image with this version of vLLM, by default the newest one. Raises as `scripts`."""
     version = parse_version((vllm or known_versions()[-1]).removeprefix("v"))
     major, minor, patch = (*version.release, 0, 0)[:3]
-    kind = KINDS[_select_cells(loaded, choice).variant.engine]
+    kind = KINDS[select_cells(loaded, choice).variant.engine]
     by_default = f"vllm/vllm-openai:v{major}.{minor}.{patch}" if kind.has_client else kind.example_image
     launch = Launch(launcher="docker", image=image or by_default)
     return scripts(loaded, choice, launch, None, runs, str(version) if vllm or image is None else None, with_client=False)
@@ -50,7 +52,7 @@ def scripts(
     launcher.
     """
     check_launch(launch)
-    selection = _select_cells(loaded, choice)
+    selection = select_cells(loaded, choice)
     check_kind(selection.variant.engine, launch.launcher, bool(launch.client_image) or not with_client)
     engine = LAUNCHERS[launch.launcher].name_engine(launch.image, selection.gpu_type)
     version = vllm or _find_version(engine, selection)
@@ -58,7 +60,8 @@ def scripts(
         yield _write_script(loaded, selection, profile, engine, version, port or PORT, runs)
 
 
-def _select_cells(loaded: LoadedRecipe, choice: Choice) -> Selection:
+def select_cells(loaded: LoadedRecipe, choice: Choice) -> Selection:
+    """The chosen cells, of any GPU type, by default of this machine's. Raises CallerError as `select`."""
     return select(loaded, Choice(**{**choice.model_dump(), "gpu_type": choice.gpu_type or detect().gpu_type}), None)
 
 
@@ -88,7 +91,9 @@ def _write_script(
     run = new_run_id()
     config = runs / run / "evidence" / "serve" / CONFIG_FILE
     command = launcher_of(engine).shell_command(plan, config, port, {"run": run, "cell": cell})
-    warnings = [f"# Warning: {warning}." for warning in model_warnings(plan, version)]
+    contract = judging_of(loaded.recipe, selection, profile)["contract"]
+    told = [*model_warnings(plan, version), *form_warnings(plan, contract)]
+    warnings = [f"# Warning: {warning}." for warning in told]
     folder, path, document = shlex.quote(str(config.parent)), shlex.quote(str(config)), config_text(plan, port).rstrip("\n")
     notes = [*_note_names(plan, branch), *_note_starts(loaded, selection, profile), *warnings]
     return "\n".join([f"# {cell}", *notes, f"mkdir -p {folder}", f"cat > {path} <<'END'", document, "END", command])

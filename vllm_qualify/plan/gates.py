@@ -82,4 +82,5 @@ def contract_of(recipe: Recipe, variant: Variant, *others: Arguments) -> Contrac
     if any(kind.speculative in options for options in servers):
         not_asked["contract_seed"] = SEED_OF_DRAFTS
     limit_s = recipe.smoke.time_limit_s
-    return Contract(capabilities=promised, not_asked=not_asked, aliases=recipe.aliases, time_limit_s=limit_s)
+    own = recipe.json_schemas if "json_schema" in promised else []
+    return Contract(capabilities=promised, not_asked=not_asked, aliases=recipe.aliases, schemas=own, time_limit_s=limit_s)

@@ -4,8 +4,8 @@ vLLM takes it with `--generation-config auto`, its default, for what a request d
 `get_diff_sampling_param`). The requests of vllm-qualify say their temperature, 0, and how many tokens they want: those of the
 smoke test, of lm-eval's `local-completions` and of `vllm bench serve --temperature 0`. So temperature, top_k, top_p and min_p
 change what clients get, and neither loads nor the scores of tasks without `sampling`. Penalties change all of them. A
-`max_new_tokens` was a cap on every request before vLLM 0.17, and since then it is the default of those that name no length
-(`get_max_tokens` of its entry points).
+`max_new_tokens` was a cap on every request before vLLM 0.17, and since then it is the default of chats and responses that
+name no length (`get_max_tokens` of its entry points); completions have one of their own, 16.
 """
 
 import json
@@ -140,9 +140,12 @@ def _warn_of_length(own: dict[str, float], version: Version | None) -> list[str]
     if LENGTH not in own:
         return []
     if version is None:
-        effect = "which before vLLM 0.17 ends every reply there, and since then those to requests without max_tokens"
+        effect = "which before vLLM 0.17 ends every reply there, and since then those to chats without max_tokens"
     elif version < DEFAULT_LENGTH_SINCE:
         effect = f"where vLLM {version} ends every reply, whatever a request asks for, so that a load of longer ones is invalid"
     else:
-        effect = "where replies to requests without max_tokens end; all requests of vllm-qualify have one"
+        effect = (
+            "where replies to chats and /v1/responses without max_tokens end, while /v1/completions ends them after 16; all"
+            " requests of vllm-qualify have one"
+        )
     return [f"{LENGTH} {own[LENGTH]:g}, {effect}"]

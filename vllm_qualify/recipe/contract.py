@@ -1,12 +1,18 @@
 """The checks of the API's contract."""
 
-from collections.abc import Collection
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, JsonValue
 
+from vllm_qualify.lazy import Lazy
 from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
-from vllm_qualify.recipe.values import Seconds
+from vllm_qualify.recipe.values import Name, Seconds, Text
+
+if TYPE_CHECKING:
+    from jsonschema import exceptions, validators
+else:
+    exceptions, validators = Lazy("jsonschema.exceptions"), Lazy("jsonschema.validators")
 
 Capability = Literal["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
 # What must be promised beside a capability: without it, its checks could not be understood.
@@ -78,7 +84,9 @@ CHECKS = (
     _check("tools_none", "with `tool_choice: none` no tool is called", "tools"),
     _check("tools_required", "with `tool_choice: required` a tool is called also where none is needed", "tools"),
     _check("tools_named", "a tool that is named is called, also where another one fits better", "tools"),
+    _check("tools_text", "a required call that takes any text, with quotes and lines, is there, also in a stream", "tools"),
     _check("tools_result", "a tool's result is in the prompt, and gets a reply", "tools"),
+    _check("tools_again", "a required call is there also after a schema that another backend would keep", "tools"),
     _check("parallel_tools", "a question for two calls gets both in one reply", "parallel_tools"),
     _check("parallel_tools_stream", "its stream has the same calls and ends so, too", "parallel_tools"),
     _check("reasoning", "thoughts are apart from the content, and neither is empty", "reasoning"),
@@ -90,6 +98,10 @@ CHECKS = (
         "a reply that must fit one JSON schema, of a number and two words, fits it, also if the question asks for another",
         "json_schema",
     ),
+    _check(
+        "json_schema_all_of", "a schema of two parts (`allOf`), asked last, is kept or refused by a status 4xx", "json_schema"
+    ),
+    _check("own_schemas", "the reply to each of the recipe's `json_schemas` fits it", "json_schema"),
     _check("vision", "the colour of a picture is named, for two pictures", "vision"),
     _check("vision_two", "the colours of two pictures in one question are named", "vision"),
     _check("vision_broken", "a picture that is broken gets an error of status 4xx, and the next one its colour", "vision"),
@@ -97,6 +109,49 @@ CHECKS = (
     _check("responses_stream", "its stream at temperature 0 has the plain reply's text and counts, and ends", "responses"),
 )
 NAMES = tuple(check.name for check in CHECKS)
+
+
+OWN_SCHEMAS, MOST_SCHEMAS = "contract_own_schemas", 8
+
+
+def _check_schema(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    try:
+        validators.validator_for(schema).check_schema(schema)
+    except exceptions.SchemaError as error:
+        raise ValueError(f"is no JSON schema: {error.message}") from error
+    # Nothing is fetched, neither here nor by the server.
+    if other := next((each for each in _references_of(schema) if not each.startswith("#")), None):
+        raise ValueError(f"refers to what is not in it: {other}")
+    return schema
+
+
+def _references_of(value: JsonValue) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (each for key, each in value.items() if key in ("$ref", "$dynamicRef") and isinstance(each, str))
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _references_of(each)
+
+
+class OwnSchema(Settings):
+    """A schema of the recipe's own, as its clients ask for it."""
+
+    name: Annotated[Name, WORK] = Field(description="its name in the request, and in findings")
+    prompt: Annotated[Text, WORK] = Field(description="the question whose reply must fit it")
+    json_schema: Annotated[dict[str, JsonValue], AfterValidator(_check_schema), WORK] = Field(
+        description="the schema itself, or the path of a JSON file that has it. It refers to nothing outside"
+    )
+
+
+def _check_names(schemas: list[OwnSchema]) -> list[OwnSchema]:
+    names = [each.name for each in schemas]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice} is there more than once")
+    return schemas
+
+
+OwnSchemas = Annotated[list[OwnSchema], Field(max_length=MOST_SCHEMAS), AfterValidator(_check_names)]
 
 
 def checks_of(capabilities: Collection[Capability]) -> list[ContractCheck]:
@@ -107,14 +162,17 @@ def checks_of(capabilities: Collection[Capability]) -> list[ContractCheck]:
 class Contract(Settings):
     """What of its contract a cell's server is asked: what everyone relies on, and what `capabilities` promise.
 
-    `not_asked` has the checks among them that are left out, each with its reason. `aliases` are further names of the model.
+    `not_asked` has the checks among them that are left out, each with its reason. `aliases` are further names of the model,
+    and `schemas` the recipe's own.
     """
 
     capabilities: Annotated[list[Capability], WORK] = []
     not_asked: Annotated[dict[str, str], WORK] = {}
     aliases: Annotated[list[str], WORK] = []
+    schemas: Annotated[list[OwnSchema], WORK] = []
     time_limit_s: Annotated[Seconds, EFFORT] = 120.0
 
     @property
     def checks(self) -> list[ContractCheck]:
-        return [check for check in checks_of(self.capabilities) if check.name not in self.not_asked]
+        left_out = [*self.not_asked, *([] if self.schemas else [OWN_SCHEMAS])]
+        return [check for check in checks_of(self.capabilities) if check.name not in left_out]

@@ -1,5 +1,6 @@
 """Read a recipe from YAML: either a valid recipe, or one clear error."""
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
 
 # YAML of others is read within bounds: what a short text refers to again and again can be a billion values.
 MOST_VALUES, MOST_CHARACTERS = 200_000, 4_000_000
+MOST_SCHEMA_BYTES = 200_000
 
 
 def catalog_folder() -> Path:
@@ -39,10 +41,33 @@ def load_recipe(name_or_path: str) -> LoadedRecipe:
     document = _parse_yaml(path)
     if not isinstance(document, dict):
         raise CallerError("a recipe is a mapping of keys", "start from the catalog's reference.yaml", str(path))
+    _read_schemas(document, path)
     try:
         return LoadedRecipe(recipe=Recipe.model_validate(document), folder=path.parent.resolve())
     except ValidationError as error:
         raise _first_problem(error, path) from error
+
+
+def _read_schemas(document: dict[str, Any], recipe: Path) -> None:
+    """Put the content of each file that `json_schemas` names in its place. Raises CallerError if it is none of a schema."""
+    entries = document.get("json_schemas")
+    for number, entry in enumerate(entries if isinstance(entries, list) else []):
+        named = entry.get("json_schema") if isinstance(entry, dict) else None
+        if not isinstance(named, str):
+            continue
+        place, file = f"{recipe}: json_schemas.{number}.json_schema", recipe.parent / Path(named).expanduser()
+        try:
+            text = file.read_text(encoding="utf-8") if file.stat().st_size <= MOST_SCHEMA_BYTES else ""
+            schema = json.loads(text)
+        except OSError as error:
+            raise CallerError(
+                f"{named} cannot be read: {error.strerror}", "check the path and its permissions", place
+            ) from error
+        except (ValueError, RecursionError):
+            schema = None
+        if not isinstance(schema, dict):
+            raise CallerError(f"{named} is no JSON object of at most {MOST_SCHEMA_BYTES:,} bytes", "mend the file", place)
+        entry["json_schema"] = schema
 
 
 def _parse_yaml(path: Path) -> Any:

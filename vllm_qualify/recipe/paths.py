@@ -1,5 +1,6 @@
 """The paths that an answer can take through a busy server, and how a server is asked on each of them."""
 
+import json
 from collections.abc import Collection
 from typing import Annotated, Literal
 
@@ -84,7 +85,12 @@ class Paths(Settings):
 def names_backend(options: ServerArguments) -> bool:
     """Whether these options say which backend keeps replies to their forms. Else the first form after a start decides it."""
     settings = options.get(FORMS_OPTION)
-    return isinstance(settings, dict) and settings.get("backend", "auto") != "auto"
+    try:
+        settings = json.loads(settings) if isinstance(settings, str) else settings
+    except ValueError:
+        settings = None
+    within = settings.get("backend", "auto") if isinstance(settings, dict) else "auto"
+    return options.get(f"{FORMS_OPTION}.backend", within) != "auto"
 
 
 def can_sleep(options: ServerArguments, variables: Environment) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS, Accuracy, Likelihood, Smoke
-from vllm_qualify.recipe.contract import Capabilities, Capability, checks_of
+from vllm_qualify.recipe.contract import Capabilities, Capability, OwnSchemas, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
 from vllm_qualify.recipe.load import LoadSettings
 from vllm_qualify.recipe.metrics import (
@@ -192,6 +192,9 @@ class Recipe(Frozen):
         description="what every server offers beyond completions. Each promise adds its checks to the contract. All need"
         " `chat` beside them, and `parallel_tools` needs `tools`",
     )
+    json_schemas: OwnSchemas = Field(
+        [], description="schemas of your own, up to 8, which the contract asks for, where `capabilities` promise `json_schema`"
+    )
     accuracy: Annotated[list[Accuracy], BeforeValidator(with_presets)] = Field(
         min_length=1, description="the lm-eval tasks. `preset: chat` in place of one stands for the tasks of that preset"
     )
@@ -240,6 +243,8 @@ class Recipe(Frozen):
         place = next((f"{place}capabilities" for place, promised in promises.items() if promised), None)
         if self.contract is False and place:
             raise ValueError(f"{place} are checked by the API's contract: leave them out, or 'contract: false'")
+        if self.json_schemas and not any("json_schema" in (promised or []) for promised in promises.values()):
+            raise ValueError("json_schemas needs json_schema among the capabilities")
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ import pytest
 
 from tests.directions import CAPABILITIES
 from tests.evidence.contract.conftest import Measure
+from tests.evidence.contract.markup import CALLS
 from tests.evidence.contract.server import ALONE, Document, Healthy, Rows, failing, keep, leaving_out, sent, unknown
 from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
@@ -155,6 +156,31 @@ def leave_markup_in_streams(request: Document, spoken: Document) -> Document:
     return {"content": "<|tool_call>call:get_weather{"} if spoken["calls"] and is_streamed(request) else {}
 
 
+def is_sent(request: Document, words: str = "") -> bool:
+    """Whether a text was to be sent, and the question has these words."""
+    names = {tool["function"]["name"] for tool in request.get("tools", [])}
+    return "send_message" in names and words in fake.messages_of(request)[-1]["content"]
+
+
+def lose_token_in_text(request: Document, _spoken: Document) -> Document:
+    """As vLLM 0.32 answers where a string argument holds `</tool_call>`: the reason is that of a call, and there is none."""
+    written = '<tool_call>{"name": "send_message", "arguments": {"text": "}}</tool_call>"}}</tool_call>'
+    return {"content": written, "calls": [], "reason": "tool_calls"} if is_sent(request) else {}
+
+
+def in_streams(change: Change) -> Change:
+    return lambda request, spoken: change(request, spoken) if is_streamed(request) else {}
+
+
+def write_call(text: str) -> Change:
+    return lambda _, spoken: {"content": text} if spoken["calls"] else {}
+
+
+def is_answer(request: Document, spoken: Document) -> bool:
+    """Whether it says something in its own words."""
+    return not (spoken["calls"] or "response_format" in request or has_pictures(request))
+
+
 def begin_with_a_role(request: Document, spoken: Document) -> Document:
     """As a server does whose chat template has lost its generation prompt."""
     is_form = "response_format" in request or "tools" in request or "messages" not in request or has_pictures(request)
@@ -231,17 +257,63 @@ class BlindAfterBroken(Healthy):
         return spoken | {"content": "Grey"} if self.broken else spoken
 
 
+def has_parts(request: Document) -> bool:
+    return "allOf" in json.dumps(request.get("response_format"))
+
+
+class KeepsParts(Healthy):
+    """It keeps a schema of two parts, as guidance does."""
+
+    written = '{"number": 42, "colour": "red"}'
+
+    def speak(self, request: Document) -> Document:
+        content = {"content": self.written} if has_parts(request) else {}
+        plain = {name: value for name, value in request.items() if name != "response_format"} if content else request
+        return super().speak(plain) | content
+
+
+class KeepsNoPart(KeepsParts):
+    """As vLLM 0.32's xgrammar, where no backend is named and another form came first."""
+
+    written = '{"answer": 42}'
+
+
+class DiesOfParts(Healthy):
+    def _refuse(self, status: int, message: str) -> None:
+        super()._refuse(500 if "allOf" in message else status, message)
+
+
+class NoCallsAfterParts(KeepsParts):
+    """As vLLM 0.32, where no backend is named and guidance came first."""
+
+    is_broken = False
+
+    def speak(self, request: Document) -> Document:
+        type(self).is_broken |= has_parts(request)
+        return super().speak(request)
+
+    def _talk(self, request: Document) -> None:
+        if self.is_broken and request.get("tool_choice") == "required":
+            self._answer(500, {"error": {"message": "Internal server error", "type": "InternalServerError"}})
+        else:
+            super()._talk(request)
+
+
 class NoResponses(Healthy):
     def respond(self, _request: Document, _spoken: Document) -> None:
         self._answer(404, {"detail": "Not Found"})
 
 
 MUTE = {"content": "", "reasoning": ""}
+# A word of the first text that is to be sent.
+FIRST_TEXT = "noon"
 PARIS = {"calls": [("get_weather", '{"city": "Paris"}')]}
-TOOLS = {"tools_auto", "tools_stream", "tools_required", "tools_named", "parallel_tools", "parallel_tools_stream"}
 PARALLEL = {"parallel_tools", "parallel_tools_stream"}
-IN_STREAMS = {"tools_stream", "parallel_tools_stream"}
+TOOLS = {"tools_auto", "tools_stream", "tools_required", "tools_named", "tools_text", "tools_again", *PARALLEL}
+LIKE_PLAIN = {"tools_stream", "parallel_tools_stream"}
+IN_STREAMS = LIKE_PLAIN | {"tools_text"}
 JSON = {"json_object", "json_schema"}
+FORCED = {"tools_required", "tools_text", "tools_again"}
 THOUGHTS = {"reasoning", "reasoning_stream", "reasoning_tags"}
 
 
@@ -284,15 +356,27 @@ BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
     "another key": (calling('{"town": "Paris"}'), TOOLS),
     "list": (calling('["Paris"]'), TOOLS),
     "another tool": (calling(None, "get_wether"), TOOLS),
-    "stops at a call": (calling(None, reason="stop"), {"tools_auto", *IN_STREAMS}),
-    "stops at a call in streams": (calling(None, reason="stop", only="stream"), IN_STREAMS),
+    "stops at a call": (calling(None, reason="stop"), {"tools_auto", *LIKE_PLAIN}),
+    "stops at a call in streams": (calling(None, reason="stop", only="stream"), LIKE_PLAIN),
     "markup beside a call": (speaking(lambda _, said: {"content": "<pad><tool_call>"} if said["calls"] else {}), TOOLS),
+    "a call in JSON beside the call": (speaking(write_call(CALLS["xlam"])), TOOLS),
+    "a call in Python beside a streamed call": (speaking(in_streams(write_call(CALLS["pythonic"]))), IN_STREAMS),
+    "a call as text after a result": (
+        speaking(lambda request, _: {"content": CALLS["llama3_json"]} if is_after_tool(request) else {}),
+        {"tools_result"},
+    ),
+    "an end token in whole replies": (
+        speaking(lambda request, said: {"content": f"{said['content']}<|im_end|>"} if is_answer(request, said) else {}),
+        {"chat", "chat_end", "reasoning", "reasoning_stream", "responses", "tools_result"},
+    ),
     "markup beside a streamed call": (speaking(leave_markup_in_streams), IN_STREAMS),
     "tools' streams without an end": (EndlessTools, IN_STREAMS),
-    "role first": (speaking(begin_with_a_role), {"chat", "chat_end"}),
+    "role first": (speaking(begin_with_a_role), {"chat", "chat_end", "reasoning", "reasoning_stream"}),
     "another city in streams": (calling('{"city": "Bern"}', only="stream"), IN_STREAMS),
     "calls anyway": (speaking(lambda request, _: PARIS if request.get("tool_choice") == "none" else {}), {"tools_none"}),
-    "ignores required": (ignoring(str), {"tools_required"}),
+    "ignores required": (ignoring(str), FORCED),
+    "loses a call whose text has the parser's token": (speaking(lose_token_in_text), {"tools_text"}),
+    "loses it in streams": (speaking(in_streams(lose_token_in_text)), {"tools_text"}),
     "ignores names": (ignoring(dict), {"tools_named"}),
     "silent after tools": (speaking(lambda request, _: MUTE if is_after_tool(request) else {}), {"tools_result"}),
     "one call": (speaking(lambda _, spoken: {"calls": spoken["calls"][:1]}), PARALLEL),
@@ -314,12 +398,18 @@ BROKEN: dict[str, tuple[type[Healthy], set[str]]] = {
         THOUGHTS | JSON | {"vision", "vision_two", "vision_broken", "responses"},
     ),
     "thinks in plain only": (speaking(think_in_plain_only), {"reasoning_stream"}),
-    "no format": (hearing(lambda asked: {name: asked[name] for name in asked if name != "response_format"}), JSON),
+    "no format": (
+        hearing(lambda asked: {name: asked[name] for name in asked if name != "response_format"}),
+        JSON | {"json_schema_all_of"},
+    ),
     # It writes the JSON that the question asks for, and not that of the schema.
     "any JSON": (
         speaking(lambda request, _: {"content": '{"answer": 42}'} if "response_format" in request else {}),
         {"json_schema"},
     ),
+    "any JSON for a schema of two parts": (KeepsNoPart, {"json_schema_all_of"}),
+    "dies of a schema of two parts": (DiesOfParts, {"json_schema_all_of"}),
+    "calls no tool after it": (NoCallsAfterParts, {"tools_again"}),
     "colour-blind": (
         speaking(lambda request, _: {"content": "Red"} if has_pictures(request) else {}),
         {"vision", "vision_two"},
@@ -365,6 +455,49 @@ def test_a_model_that_does_it_only_if_asked_otherwise_is_asked_otherwise(
     for check in checks:
         names = [name for name in sent(folder) if name.startswith(f"{check} ")]
         assert names == [f"{check} {number}" for number in range(1, attempts + 1)]
+
+
+def cut_first_text(request: Document, _spoken: Document) -> Document:
+    """The model does not end the first text that it may write."""
+    return {"calls": [], "reason": "length"} if is_sent(request, FIRST_TEXT) else {}
+
+
+def lose_first_text(request: Document, spoken: Document) -> Document:
+    return lose_token_in_text(request, spoken) if is_sent(request, FIRST_TEXT) else {}
+
+
+def test_a_text_without_an_end_is_asked_for_otherwise(measure_server: Measure, folder: Path) -> None:
+    assert failing(measure_server(speaking(cut_first_text), ALONE)) == set()
+    assert [name for name in sent(folder) if name.startswith("tools_text")] == [
+        f"tools_text {attempt} {way}" for attempt in (1, 2) for way in ("plain", "stream")
+    ]
+
+
+def test_a_forced_call_that_ended_and_is_none_is_not_made_good_by_another_one(measure_server: Measure) -> None:
+    row = measure_server(speaking(lose_first_text), ALONE)["contract_tools_text"]
+    assert row.value == 0.0
+    assert row.finding
+    assert "'tools_text 1 plain' calls no tool" in row.finding
+    assert "ended by tool_calls" in row.finding
+
+
+def test_the_finding_on_a_schema_that_is_not_kept_names_the_option(measure_server: Measure) -> None:
+    finding = measure_server(KeepsNoPart, ALONE)["contract_json_schema_all_of"].finding
+    assert finding
+    assert '{"answer": 42}' in finding
+    assert "name the `backend` in `structured-outputs-config`" in finding
+
+
+def test_a_schema_of_two_parts_is_kept_or_refused(measure_server: Measure, folder: Path) -> None:
+    for server, status in ((Healthy, 400), (KeepsParts, 200)):
+        (folder / EXCHANGES).unlink(missing_ok=True)
+        assert failing(measure_server(server, ALONE)) == set()
+        assert sent(folder)["json_schema_all_of 1"]["status"] == status
+
+
+def test_what_could_decide_the_backend_is_asked_last(measure_server: Measure, folder: Path) -> None:
+    measure_server(Healthy, ALONE)
+    assert list(sent(folder))[-3:] == ["tools_again 1 schema", "tools_again 1 call", "json_schema_all_of 1"]
 
 
 def test_what_is_not_promised_is_not_asked(measure_server: Measure, folder: Path) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_qualify.engine.containers.host import GONE, docker_host, engine_message, gone_error
 from vllm_qualify.engine.containers.leftovers import RUN_LABEL, force_removal
@@ -41,6 +41,8 @@ CHECK_EVERY_S = 1.0
 
 class RunningContainer(Running):
     """A container, or a command in one. If Docker Engine went away, or the log could not be written, its end is unknown."""
+
+    in_image: ClassVar[bool] = True
 
     container_id: str
 

@@ -1,9 +1,10 @@
 """Why a server ended or never answered, and who must act: from its log and the way it ended. Pure.
 
 A log has one cause and many consequences: whatever happened, vLLM's last words are "Engine core initialization failed". So the
-earliest known sign in the log wins, or the earliest exception with one of vLLM's own messages. Only lines that say what
-happened count: no notes, no warnings, no source lines of a traceback, and nothing that the server survived. If the log has
-neither, the signs that many causes share are looked for; then the way the server ended decides.
+earliest known sign in the log wins, or the earliest exception with a message of vLLM's, or with one of its packages' that tells
+who must act. Only lines that say what happened count: no notes, no warnings, no source lines of a traceback, and nothing that
+the server survived. If the log has neither, the signs that many causes share are looked for, and where a package's own code
+failed, which often wraps a cause; then the way the server ended decides.
 """
 
 import re
@@ -14,9 +15,9 @@ from typing import cast
 
 from pydantic import Field
 
-from vllm_qualify.engine.failure.families import NOT_OF_A_START, Family
-from vllm_qualify.engine.failure.meanings import MEANINGS, FailureClass, Turn
-from vllm_qualify.engine.failure.messages import find_family
+from vllm_qualify.engine.failure.families import NOT_OF_A_START
+from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Turn
+from vllm_qualify.engine.failure.messages import Message, find_message, find_numbered
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
 from vllm_qualify.engine.failure.signs.sign import Sign
 from vllm_qualify.recipe.values import Frozen
@@ -86,8 +87,16 @@ _QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The abo
 
 _EXCEPTION = re.compile(
     r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
+    # What C++ says when nobody catches its exception.
+    r"|  what\(\):  "
     # An exception with another name, such as subprocess.TimeoutExpired.
     r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{1,80}(?::|\(|$)"
+)
+_NUMBERED = re.compile(
+    r"(?:(?:CUDA|HIP)(?: driver| runtime)? [Ee]rror(?: \d+)?|C(?:uda|UDA) failure(?: \d+)?"
+    r"|Triton Error \[\w{1,10}\]|Error \d{3})"
+    r"(?:: | )'?(?P<text>[^\n'(.,]{4,120})"
+    r"|\b(?:cuda|hip)Error(?P<name>[A-Z]\w{1,60})"
 )
 _CONSEQUENCE = re.compile(
     r"Engine core initialization failed|Engine process failed to start|Frontend process failed|WorkerProc initialization failed"
@@ -108,12 +117,21 @@ _MESSAGE_WITHIN = 4
 _LONGEST_QUOTE = 300
 
 
-def classify_log(log: str, end: End) -> Failure:
+def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     """The failure that a server's log and end show; an empty log is classified by the end alone.
 
     The log is taken as it is: a caller that must not echo secrets redacts it first. At most 2000 characters of a line are
-    read. Lines are returned without colours, and are cut after 1000 characters.
+    read. Lines are returned without colours, and are cut after 1000 characters. With `in_image` the server ran from an image:
+    what is broken in it is its owner's, not the host's.
     """
+    failure = _find_failure(log, end)
+    meaning = IN_AN_IMAGE.get(failure.kind) if in_image else None
+    if meaning is None:
+        return failure
+    return failure.model_copy(update={"whose_turn": meaning.turn, "retry": meaning.retry, "remedy": meaning.remedy})
+
+
+def _find_failure(log: str, end: End) -> Failure:
     # Without control characters. Each state of a progress bar is a line.
     lines = [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
     # Nothing before the end of the server's start stopped it.
@@ -163,20 +181,26 @@ def _find_requests_errors(telling: list[str]) -> list[int]:
 
 
 def _is_of_a_request(said: str) -> bool:
-    family = find_family(said)
-    return family is not None and family.fate == "request"
+    message = find_message(said)
+    return message is not None and message.family.fate == "request"
 
 
 def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool) -> Failure | None:
-    """By the earliest sign or message of vLLM's; where both are in one line, by the sign.
+    """By the earliest sign, numbered error of a GPU, or message; where several are in one line, by the first of these.
 
     Once a server serves, no refusal ends it: what it refuses then are requests.
     """
     refusals = REFUSALS if is_after_start else ()
-    signed, said = _find_sign(SIGNS, lines, telling), _find_message_of_vllm(telling, refusals)
-    if said is not None and (signed is None or said[0] < signed[0]):
-        return _fail_by_message(lines, telling, *said)
-    signed = signed or _find_sign([sign for sign in GENERAL_SIGNS if sign.kind not in refusals], lines, telling)
+    signed = _find_sign(SIGNS, lines, telling)
+    before = telling if signed is None else telling[: signed[0]]
+    said, wrapping = _find_messages(before, refusals)
+    found = [each for each in (_find_numbered_error(before), said) if each]
+    if found:
+        return _fail_by_message(lines, telling, *min(found, key=lambda each: each[0]))
+    general = [sign for sign in GENERAL_SIGNS if sign.kind not in refusals]
+    signed = signed or _find_sign(general, lines, telling)
+    if signed is None and wrapping:
+        return _fail_by_message(lines, telling, *wrapping)
     return _fail_by_sign(lines, telling, *signed) if signed else None
 
 
@@ -210,21 +234,40 @@ def _fail_by_sign(lines: list[str], telling: list[str], first: int, sign: Sign, 
     return _make_failure(sign.kind, sign.problem.format_map(groups), [lines[index] for index in shown], remedy, sign.retry)
 
 
-def _find_message_of_vllm(telling: list[str], refusals: Collection[str]) -> tuple[int, Family] | None:
-    """The earliest exception with a message of vLLM's that ends a server: the place of its line, and the message's family."""
-    causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
-    for index in islice(causes, _MOST_CAUSES):
-        family = find_family(telling[index])
-        # What a check of the configuration refuses is no failure of vLLM's own code, whichever message has the same words.
-        is_other = family and family.fate == "engine-bug" and _REFUSAL.match(telling[index])
-        if family and family.fate not in (*NOT_OF_A_START, *refusals) and not is_other:
-            return index, family
+def _find_numbered_error(telling: list[str]) -> tuple[int, Message] | None:
+    """The earliest error of CUDA or HIP that is not of the release's own making, and the place of its line."""
+    text = "\n".join(telling)
+    for match in islice(_NUMBERED.finditer(text), _MOST_MATCHES):
+        message = find_numbered(match["text"] or match["name"])
+        if message:
+            return text.count("\n", 0, match.start()), message
     return None
 
 
-def _fail_by_message(lines: list[str], telling: list[str], place: int, family: Family) -> Failure:
+def _find_messages(telling: list[str], refusals: Collection[str]) -> tuple[tuple[int, Message] | None, ...]:
+    """The earliest exceptions with a known message that ends a server: one that tells the cause, one that may wrap a cause.
+
+    Each is the place of its line, and the message.
+    """
+    causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
+    wrapping = None
+    for index in islice(causes, _MOST_CAUSES):
+        message = find_message(telling[index])
+        fate = message.family.fate if message else ""
+        # What a check of the configuration refuses is no failure of the code's own, whichever message has the same words.
+        is_other = fate == "engine-bug" and _REFUSAL.match(telling[index])
+        if message is None or fate in (*NOT_OF_A_START, *refusals) or is_other:
+            continue
+        if fate != "engine-bug" or message.is_of_engine:
+            return (index, message), wrapping
+        wrapping = wrapping or (index, message)
+    return None, wrapping
+
+
+def _fail_by_message(lines: list[str], telling: list[str], place: int, message: Message) -> Failure:
     said = _CLASS.sub("", _AFTER_REFUSAL.sub("", telling[place].strip()))
-    return _make_failure(cast(FailureClass, family.fate), f"vLLM: {_shorten(said)}", [lines[place]], family.remedy)
+    family = message.family
+    return _make_failure(cast(FailureClass, family.fate), f"{message.speaker}: {_shorten(said)}", [lines[place]], family.remedy)
 
 
 def _passes_through(frame: re.Pattern[str] | None, lines: list[str], last: int) -> bool:

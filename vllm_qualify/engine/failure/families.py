@@ -24,7 +24,7 @@ class Family(NamedTuple):
     remedy: str | None = None
 
 
-def _make_family(fate: Fate, places: str, words: str = "", remedy: str | None = None) -> Family:
+def make_family(fate: Fate, places: str, words: str = "", remedy: str | None = None) -> Family:
     return Family(fate, re.compile(places), re.compile(words, re.I), remedy)
 
 
@@ -130,7 +130,7 @@ _CONFIGURATION = (
 
 FAMILIES = [
     # A parent's words, and those of processes that end because another one did.
-    _make_family(
+    make_family(
         "consequence",
         _ANYWHERE,
         r"engine core initialization failed|failed core proc|engine process failed|workerproc initialization failed"
@@ -142,19 +142,19 @@ FAMILIES = [
         r"|\bsee (?:the )?(?:stack trace|logs?|root cause)|failed to be inspected|aborting",
     ),
     # Python's own words, which anybody may say.
-    _make_family(
+    make_family(
         "engine-bug",
         _ANYWHERE,
         r"has no attribute|object is not (?:callable|iterable|subscriptable)|unexpected keyword argument",
     ),
-    _make_family(
+    make_family(
         "refused-configuration",
         r"^(?:reasoning|tool_parsers|parser)/",
         r"could not locate .* in the tokenizer",
         "take the parser of the model's own family, or leave it out",
     ),
     # What no server of the recipe's does: other programs and offline calls.
-    _make_family(
+    make_family(
         "request",
         r"^(?:benchmarks/|.*/(?:test_|bench)|entrypoints/(?:openai/(?!cli_args|api_server)|pooling|generate|anthropic|scale_out|speech|sagemaker|mcp|chat|cohere|ollama"
         r"|score|rerank|logger|context|harmony|constants)|sampling_params|pooling_params|inputs?/|outputs\.py|v1/structured_output"
@@ -163,29 +163,29 @@ FAMILIES = [
         r"|parallel_sampling|processor|async_llm|exceptions)|exceptions\.py|sequence\.py|tasks\.py|model_executor/layers/pooler|lora/resolver|grpc/"
         r"|entrypoints/serve/(?!instrumentator)|entrypoints/(?:tool|utils/request))",
     ),
-    _make_family(
+    make_family(
         "request",
         r"^(?:model_executor/models|models/|transformers_utils/processors|multimodal/|renderers/|v1/worker)",
         rf"\b(?:{_OF_INPUTS})",
     ),
     # Memory.
-    _make_family(
+    make_family(
         "kv-cache-too-small",
         r"^(?:v1/core/kv_cache|v1/worker|config/|v1/engine)",
         r"kv cache is needed|available kv cache|cache blocks",
     ),
-    _make_family("gpu-memory-in-use", r"^v1/worker", r"free memory on device|memory profiling|less than desired GPU"),
-    _make_family(
+    make_family("gpu-memory-in-use", r"^v1/worker", r"free memory on device|memory profiling|less than desired GPU"),
+    make_family(
         "out-of-memory",
         _ANYWHERE,
         r"available memory on node|CPU memory|host memory.{0,30}(?:exceed|insufficient|enough)"
         r"|shared memory.{0,40}(?:full|enough|exceed)",
     ),
-    _make_family("cuda-out-of-memory", _ANYWHERE, _NO_MEMORY),
+    make_family("cuda-out-of-memory", _ANYWHERE, _NO_MEMORY),
     # Packages that are missing, and programs that cannot be started.
-    _make_family("broken-installation", r"^(?!config/(?:attention|vllm))", rf"(?:{_NOT_INSTALLED})"),
+    make_family("broken-installation", r"^(?!config/(?:attention|vllm))", rf"(?:{_NOT_INSTALLED})"),
     # vLLM's own assumptions, first those that are told so.
-    _make_family(
+    make_family(
         "engine-bug",
         rf"{_KERNELS}|{_MODELS}|{_WORKERS}|{_QUANTIZATION}|{_DISTRIBUTED}",
         r"unreachable|should (?:not|never) (?:be|happen|reach|get)|must be called|subclass|\bdecorat"
@@ -195,81 +195,82 @@ FAMILIES = [
         r"|expect(?:s|ed) \S+ (?:shape|dtype|tensor|weight|input)|\bndim\b|must be \d-?D|is not implemented for",
     ),
     # Ranks that do not meet.
-    _make_family(
+    make_family(
         "rendezvous",
         rf"{_DISTRIBUTED[:-1]}|v1/(?:engine|executor)|utils/network",
         r"time.?out|timed out|waiting for .*(?:start|ready|join|ranks?|clients?)|connection|(?:fail|unable"
         r"|could not).{0,20} connect|handshake|rendezvous"
         r"|no route|\bbarrier",
     ),
-    _make_family(
+    make_family(
         "too-few-gpus",
         _ANYWHERE,
-        r"placement group|number of available (?:GPUs|nodes)|not enough (?:GPUs|nodes|resources)|available GPUs"
+        r"placement group|no GPU available|number of available (?:GPUs|nodes)"
+        r"|not enough (?:GPUs|nodes|resources)|available GPUs"
         r"|cluster does not have",
     ),
-    _make_family(
+    make_family(
         "no-gpu",
         r"^(?:platforms|config/device|third_party/pynvml|utils|device_allocator)",
         r"infer device|NVML|no (?:GPU|device)|visible|device (?:id|ordinal|index)|amdsmi|GCN arch",
     ),
-    _make_family("compile-cache", r"^compilation", r"cache|artifact|corrupt"),
-    _make_family("nccl-failure", rf"{_DISTRIBUTED}device_communicators", r"NCCL|\bnccl|all.?reduce|rccl|custom_all"),
+    make_family("compile-cache", r"^compilation", r"cache|artifact|corrupt"),
+    make_family("nccl-failure", rf"{_DISTRIBUTED}device_communicators", r"NCCL|\bnccl|all.?reduce|rccl|custom_all"),
     # A model's code, configuration, tokenizer and weights.
-    _make_family(
+    make_family(
         "refused-configuration",
         r"^model_executor/model_loader|^transformers_utils/(?:runai|s3)",
         r"config file for|load.?format|extra config|quantization=|enable_|not support|unsupported|option|argument|`\w+`|--\w",
     ),
-    _make_family("weights-do-not-fit", _LOADING, _WEIGHTS),
-    _make_family("incomplete-model", _LOADING),
-    _make_family(
+    make_family("weights-do-not-fit", _LOADING, _WEIGHTS),
+    make_family("incomplete-model", _LOADING),
+    make_family(
         "refused-configuration",
         r"^lora/",
         "",
         "take another adapter, or change the options of adapters (max-loras, max-lora-rank)",
     ),
-    _make_family(
+    make_family(
         "refused-configuration",
         rf"{_QUANTIZATION}|{_MODELS}|{_KERNELS}",
         _DIVIDED,
         "a smaller tensor-parallel-size, or what vLLM names",
     ),
-    _make_family("engine-bug", rf"{_QUANTIZATION}|{_KERNELS}", _OF_TENSORS),
-    _make_family("unsupported-quantization", _QUANTIZATION),
-    _make_family("unsupported-backend", _KERNELS, rf"{_REFUSAL_WORDS}|{_GPU_WORDS}|backend|kernel"),
-    _make_family("engine-bug", _KERNELS),
-    _make_family("weights-do-not-fit", _MODELS, rf"\b(?:{_WEIGHTS})"),
-    _make_family(
+    make_family("engine-bug", rf"{_QUANTIZATION}|{_KERNELS}", _OF_TENSORS),
+    make_family("unsupported-quantization", _QUANTIZATION),
+    make_family("unsupported-backend", _KERNELS, rf"{_REFUSAL_WORDS}|{_GPU_WORDS}|backend|kernel"),
+    make_family("engine-bug", _KERNELS),
+    make_family("weights-do-not-fit", _MODELS, rf"\b(?:{_WEIGHTS})"),
+    make_family(
         "refused-configuration",
         _MODELS,
         r"pipeline|parallel|lora|enable|--\w|quantiz|cudagraph|CUDA graph|speculative|eagle|mtp|kv.?cache|dtype|prefix",
     ),
-    _make_family("unsupported-architecture", _MODELS),
-    _make_family("incomplete-model", _FILES_OF_MODELS, r"file|json|config|missing|token|template|not found|load|vocab"),
-    _make_family("unsupported-architecture", _FILES_OF_MODELS),
+    make_family("unsupported-architecture", _MODELS),
+    make_family("incomplete-model", _FILES_OF_MODELS, r"file|json|config|missing|token|template|not found|load|vocab"),
+    make_family("unsupported-architecture", _FILES_OF_MODELS),
     # Options.
-    _make_family(
+    make_family(
         "unsupported-quantization",
         r"^(?:config/|platforms/|engine/arg)",
         rf"quantiz.{{0,120}}(?:{_GPU_WORDS}|not support|unsupported)",
     ),
-    _make_family(
+    make_family(
         "unsupported-backend",
         r"^(?:config/|platforms/|engine/arg)",
         r"backend.{0,120}(?:not support|unsupported|not valid|only|requires|no valid)",
     ),
-    _make_family(
+    make_family(
         "invalid-value",
         _OPTIONS,
         r"valid (?:options|values|modes|kinds|choices|backends)? ?are|must be one of|expected one of|choose from",
     ),
-    _make_family("refused-configuration", _CONFIGURATION),
-    _make_family("refused-configuration", _OPTIONS, rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
-    _make_family("engine-bug", _OPTIONS),
-    _make_family("refused-configuration", rf"{_WORKERS}|{_DISTRIBUTED}", rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
+    make_family("refused-configuration", _CONFIGURATION),
+    make_family("refused-configuration", _OPTIONS, rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
+    make_family("engine-bug", _OPTIONS),
+    make_family("refused-configuration", rf"{_WORKERS}|{_DISTRIBUTED}", rf"{_REFUSAL_WORDS}|{_OPTION_WORDS}"),
     # vLLM's own assumptions.
-    _make_family(
+    make_family(
         "engine-bug",
         r"^(?:v1|worker|executor|engine|distributed|utils|compilation|device_allocator|model_executor|models|third_party|multimodal)",
     ),

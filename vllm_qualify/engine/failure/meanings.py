@@ -109,3 +109,13 @@ MEANINGS: dict[FailureClass, Meaning] = {
         "unclear", False, "read the log's lines: they name the last cause; and tell us of a log that should be known"
     ),
 }
+
+# What an image holds its owner alone can mend. A bare host's environment the operator can: that is the table's own meaning.
+IN_AN_IMAGE: dict[FailureClass, Meaning] = {
+    "broken-installation": Meaning(
+        "release", False, "take another image, or let the image's builder mend its packages: nothing on the host changes them"
+    ),
+    "no-compiler": Meaning(
+        "release", False, "take an image that has gcc, g++ and CUDA's nvcc, or let the image's builder add what is missing"
+    ),
+}

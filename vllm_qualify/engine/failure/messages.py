@@ -1,6 +1,7 @@
-"""vLLM's own messages: found in a log's line by their words, and decided by their family. Pure but for reading the catalog.
+"""Messages of vLLM and of its packages: found in a log's line by their words, and decided by their family.
 
-`python -m infra.engine_messages` makes the catalog's table from the source in vLLM's wheels.
+Pure but for reading the catalog. `python -m infra.engine_messages` and `python -m infra.package_messages` make its two tables
+from what is in the wheels.
 """
 
 import gzip
@@ -12,11 +13,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from vllm_qualify.engine.failure.families import Family, decide
+from vllm_qualify.engine.failure.package_families import decide_package
 from vllm_qualify.recipe.loading import catalog_folder
 
+ENGINE, PACKAGES = "messages.json.gz", "package-messages.json.gz"
 # A message with fewer literal words could be anybody's.
 LEAST_WORDS = 4
 VALUE = "{}"
+_NUMBERED = "cuda/"
+_VLLM = "vLLM"
 _Pair = tuple[str, str]
 
 
@@ -42,29 +47,79 @@ class MessageTable(NamedTuple):
     statements: list[Statement]
 
 
+class Message(NamedTuple):
+    """Who says it, and what it means."""
+
+    speaker: str
+    family: Family
+
+    @property
+    def is_of_engine(self) -> bool:
+        return self.speaker == _VLLM
+
+
 @cache
-def read_table() -> MessageTable:
-    content = json.loads(gzip.decompress((catalog_folder() / "messages.json.gz").read_bytes()))
+def read_table(name: str = ENGINE) -> MessageTable:
+    content = json.loads(gzip.decompress((catalog_folder() / name).read_bytes()))
     return MessageTable(content["versions"], [Statement(*each) for each in content["statements"]])
 
 
+def find_message(said: str) -> Message | None:
+    """The message that the line says, of vLLM or of a package; of several, that with the longest text.
+
+    If vLLM's longest message is not decided, nobody else's is taken for it.
+    """
+    words = list(pairwise(said.split()))
+    of_engine, of_package = (_find_longest(said, words, name) for name in (ENGINE, PACKAGES))
+    if of_engine and (of_package is None or len(of_engine.text) >= len(of_package.text)):
+        return _make_message(_VLLM, decide(of_engine.place, of_engine.text))
+    if of_package is None:
+        return None
+    return _make_message(of_package.place.split("/")[0], decide_package(of_package.place, of_package.text))
+
+
 def find_family(said: str) -> Family | None:
-    """The family of the message of vLLM that the line says; of several messages, that of the one with the longest text."""
-    index = _index_messages()
-    found = (message for pair in pairwise(said.split()) for message in index.get(pair, ()) if _is_said(message.text, said))
-    longest = max(found, key=lambda message: len(message.text), default=None)
-    return decide(longest.place, longest.text) if longest else None
+    message = find_message(said)
+    return message.family if message else None
+
+
+def _make_message(speaker: str, family: Family | None) -> Message | None:
+    return Message(speaker, family) if family else None
+
+
+def _find_longest(said: str, words: list[_Pair], name: str) -> Statement | None:
+    index = _index_messages(name)
+    found = (message for pair in words for message in index.get(pair, ()) if _is_said(message.text, said))
+    return max(found, key=lambda message: len(message.text), default=None)
 
 
 @cache
-def _index_messages() -> dict[_Pair, list[Statement]]:
-    """By the two words side by side that find a message. What is only logged may be survived, and is not looked for."""
+def _index_messages(name: str) -> dict[_Pair, list[Statement]]:
+    """By the two words side by side that find a message. What vLLM only logs may be survived, and is not looked for."""
     index = defaultdict(list)
-    for each in read_table().statements:
-        if each.raised:
+    for each in read_table(name).statements:
+        if (each.raised or name == PACKAGES) and not each.place.startswith(_NUMBERED):
             words = _first_line(each.text).split(maxsplit=each.anchor + 2)
             index[words[each.anchor], words[each.anchor + 1]].append(each)
     return index
+
+
+def find_numbered(said: str) -> Message | None:
+    """The error of CUDA or HIP with this name (`cudaErrorNoDevice`) or text; None for one that the release itself made."""
+    place = _index_numbered().get(said.strip().lower().replace("rocm-capable", "cuda-capable"))
+    family = decide_package(place, "") if place else None
+    return Message("CUDA", family) if family and family.fate != "crashed" else None
+
+
+@cache
+def _index_numbered() -> dict[str, str]:
+    """The places of numbered errors by name, without who numbers, and by text."""
+    places = [each for each in read_table(PACKAGES).statements if each.place.startswith(_NUMBERED)]
+    return {each.text.lower(): each.place for each in places} | {_name_of(each.place).lower(): each.place for each in places}
+
+
+def _name_of(place: str) -> str:
+    return place.removeprefix(_NUMBERED).removeprefix("cudaError")
 
 
 def anchor_messages(texts: Iterable[str]) -> dict[str, int]:

@@ -1,4 +1,7 @@
-"""Whether lm-eval has what a recipe asks of it, before a server starts: its tasks, and the filters and scores of its gates."""
+"""Whether lm-eval has what a recipe asks of it, and the server takes the requests, before it starts.
+
+lm-eval must have the recipe's tasks, and the filters and scores of their gates.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -12,8 +15,11 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence.accuracy import task_files
 from vllm_qualify.evidence.accuracy.task_files import NoTaskError, TaskFile, UntoldError
+from vllm_qualify.evidence.request_limits import Requests, find_refused
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.workload import limit_of
+from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.gates import contract_of
+from vllm_qualify.plan.workload import limit_of, most_clients
 from vllm_qualify.recipe.accuracy import USUAL_TOKENS, Accuracy
 from vllm_qualify.recipe.gates import Gate
 from vllm_qualify.recipe.metrics import METRICS
@@ -43,21 +49,59 @@ class Told(NamedTuple):
     unknown: list[str]
 
 
-def with_tasks(checked: Checked, loaded: LoadedRecipe) -> Checked:
-    """What a candidate says of a recipe's cells, with what lm-eval says of their tasks."""
+def with_tasks(checked: Checked, loaded: LoadedRecipe, choice: Choice) -> Checked:
+    """What a candidate says of a recipe's chosen cells, with what lm-eval says of their tasks, and which requests are refused.
+
+    The tasks of cells of other engines are among them: these are asked as vLLM is.
+    """
     # Cells ask the same tasks. Nothing is kept longer: files of a recipe change.
     look_up = cache(_look_up)
-    told = [(cell, each) for cell, server in checked.servers.items() for each in _tell_cell(loaded, cell, server, look_up)]
-    findings = group_by_finding((cell, each.problems) for cell, each in told)
+    servers = dict.fromkeys(_cells_of_others(loaded, choice)) | dict(checked.servers)
+    told = [(cell, each) for cell, server in servers.items() for each in _tell_cell(loaded, cell, server, look_up)]
+    refused = [
+        (cell, list(find_refused(_requests_of(loaded, cell, server, checked.version, look_up))))
+        for cell, server in checked.servers.items()
+    ]
+    findings = group_by_finding([*((cell, each.problems) for cell, each in told), *refused])
     unknown = dict.fromkeys(line for _, each in told for line in each.unknown)
     return checked._replace(findings=[*checked.findings, *findings], unknown=[*checked.unknown, *unknown])
 
 
-def _tell_cell(loaded: LoadedRecipe, cell: str, server: ServerPlan, look_up: LookUp) -> Iterator[Told]:
+def _cells_of_others(loaded: LoadedRecipe, choice: Choice) -> Iterator[str]:
+    recipe = loaded.recipe
+    for gpu_type, variant, profile in recipe.cells():
+        wanted = ((choice.gpu_type, gpu_type), (choice.variant, variant), (choice.profile, profile))
+        if not recipe.variants[variant].of_vllm and all(chosen in (None, name) for chosen, name in wanted):
+            yield f"{recipe.name}/{variant}/{gpu_type}/{profile}"
+
+
+def _tell_cell(loaded: LoadedRecipe, cell: str, server: ServerPlan | None, look_up: LookUp) -> Iterator[Told]:
     gpu_type, profile = cell.split("/")[-2:]
     gates = loaded.recipe.gates_of(loaded.recipe.gpu_types[gpu_type].profiles[profile])
     for settings in loaded.recipe.accuracy:
         yield _tell(Asked(settings, _folder_of(loaded, settings), _gates_on(settings, gates), server), look_up)
+
+
+def _requests_of(loaded: LoadedRecipe, cell: str, server: ServerPlan, version: str, look_up: LookUp) -> Requests:
+    recipe, (variant_name, gpu_type, profile_name) = loaded.recipe, cell.split("/")[-3:]
+    variant, serving = recipe.variants[variant_name], recipe.gpu_types[gpu_type]
+    profile = serving.profiles[profile_name]
+    return Requests(
+        server=server,
+        version=version,
+        contract=contract_of(recipe, variant, serving, profile),
+        paths=profile.paths if variant.of_vllm else None,
+        scores_texts=recipe.likelihood is not None and server.engine_kind.scores_prompts,
+        tasks=[(each, _described(each, _folder_of(loaded, each), look_up)) for each in recipe.accuracy],
+        clients=profile.load.count_clients(most_clients(server, profile.fit)),
+    )
+
+
+def _described(settings: Accuracy, folder: Path | None, look_up: LookUp) -> TaskFile | None:
+    if settings.context_tok:
+        return task_files.describe_long()
+    found = look_up(settings.task, folder)
+    return found if isinstance(found, TaskFile) else None
 
 
 def check_recipes_tasks(loaded: LoadedRecipe, profiles: Iterable[Profile]) -> None:
@@ -66,19 +110,33 @@ def check_recipes_tasks(loaded: LoadedRecipe, profiles: Iterable[Profile]) -> No
     _check([Asked(each, _folder_of(loaded, each), _gates_on(each, gates)) for each in loaded.recipe.accuracy])
 
 
-def check_planned_tasks(plans: Iterable[CellPlan]) -> list[str]:
-    """Check the tasks of planned cells. Returns in words what is unknown. Raises CallerError."""
+def check_planned_tasks(plans: Sequence[CellPlan]) -> list[str]:
+    """Check the tasks of planned cells, and all requests. Returns in words what is unknown. Raises CallerError."""
     asked = [
         Asked(task.settings, task.folder, _gates_on(task.settings, plan.gates), plan.server)
         for plan in plans
         for task in plan.accuracy
     ]
-    return _check(asked)
-
-
-def _check(asked: Iterable[Asked]) -> list[str]:
     look_up = cache(_look_up)
-    told = [_tell(each, look_up) for each in asked]
+    refused = [Told(list(find_refused(_planned_requests(plan, look_up))), []) for plan in plans]
+    return _check(asked, look_up, refused)
+
+
+def _planned_requests(plan: CellPlan, look_up: LookUp) -> Requests:
+    return Requests(
+        server=plan.server,
+        version=plan.cell.release.engine.version,
+        contract=plan.contract,
+        paths=plan.paths,
+        scores_texts=plan.likelihood is not None,
+        tasks=[(task.settings, _described(task.settings, task.folder, look_up)) for task in plan.accuracy],
+        clients=plan.load.max_concurrency,
+    )
+
+
+def _check(asked: Iterable[Asked], look_up: LookUp | None = None, beside: Sequence[Told] = ()) -> list[str]:
+    look_up = look_up or cache(_look_up)
+    told = [*(_tell(each, look_up) for each in asked), *beside]
     if problems := dict.fromkeys(problem for each in told for problem in each.problems):
         first, *others = problems
         more = f" ({len(others)} more after this)" if others else ""

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from vllm_qualify.engine.letter_box import write_plain
+from vllm_qualify.evidence.accuracy.picture_limits import NO_LIMITS, PictureLimits
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.values import Count, CountOrZero, Drawn, Frozen, TaskName
 
@@ -31,11 +32,12 @@ class RefusedError(Exception):
 
 
 class Job(Frozen):
-    """The task that is asked, of which server, and the name of the model there."""
+    """The task that is asked, of which server, the name of the model there, and how large pictures it takes."""
 
     task: TaskPlan
     url: str
     model: str
+    pictures: PictureLimits = NO_LIMITS
 
     @property
     def test(self) -> Path | None:

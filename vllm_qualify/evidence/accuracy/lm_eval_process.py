@@ -19,6 +19,7 @@ from vllm_qualify.errors import RecipeError, writing
 from vllm_qualify.evidence.accuracy.blocks import MOST_QUESTIONS, QuestionBlock, read_planned
 from vllm_qualify.evidence.accuracy.ended import STAGE, explain_end
 from vllm_qualify.evidence.accuracy.letters import JOB, ORDER, TASK, TRIED, Job, Order, TaskReply, write_whole
+from vllm_qualify.evidence.accuracy.picture_limits import NO_LIMITS, PictureLimits
 from vllm_qualify.evidence.accuracy.thinking import REPLIES
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.values import Frozen
@@ -65,13 +66,15 @@ class LmEval(Frozen):
 
 
 @contextmanager
-def running_lm_eval(starting: Starting, model: str, task: TaskPlan, folder: Path) -> Iterator[LmEval]:
+def running_lm_eval(
+    starting: Starting, model: str, task: TaskPlan, folder: Path, pictures: PictureLimits = NO_LIMITS
+) -> Iterator[LmEval]:
     """Run lm-eval during the block. It loads the task, for which the server need not answer yet. Its log is in `folder`."""
     with writing(STAGE):
         folder.mkdir(parents=True)
     with TemporaryDirectory() as name:
         letter_box = Path(name)
-        write_whole(letter_box / JOB, Job(task=task, url=starting.url, model=model))
+        write_whole(letter_box / JOB, Job(task=task, url=starting.url, model=model, pictures=pictures))
         command = [sys.executable, "-m", WORKER, name]
         with (
             confining_lm_eval(task, letter_box) as confinement,

@@ -147,7 +147,7 @@ class LoadedTask:
             self.refuse(f"{name} has pictures, which only a chat can show", "set api to chat")
         if self._needing_shots:
             self.refuse(f"{name} has pictures, which lm-eval leaves out of solved examples", "set num_fewshot to 0")
-        self.pictures = Pictures()
+        self.pictures = Pictures(self.job.pictures)
 
     def refuse(self, problem: str, remedy: str) -> NoReturn:
         self.tell(TaskReply(problem=problem, remedy=remedy))

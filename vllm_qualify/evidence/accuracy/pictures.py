@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from typing import Any
 
+from vllm_qualify.evidence.accuracy.picture_limits import NO_LIMITS, PictureLimits
+
 # How a picture is written in a file of local questions, and how a chat sends it.
 DATA_URL = "data:image/"
 # Decoders of other forms are rarely used, and each is a way in for a file from outside.
@@ -31,8 +33,10 @@ class UnusablePictureError(ValueError):
 class Pictures:
     """The pictures of a task, by the reference that stands for each in its questions. A picture is kept as it came."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PictureLimits = NO_LIMITS) -> None:
+        self._limits = limits
         self._urls: dict[str, str] = {}
+        self._pixels: dict[str, int] = {}
 
     def taken_from(self, questions: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The questions, each with references in place of its pictures.
@@ -48,18 +52,27 @@ class Pictures:
     def _name_picture(self, url: str) -> str:
         body = _decode_body(url)
         width, height = _read_size(body)
+        most = self._limits.most_pixels
+        if most is not None and width * height > most:
+            raise UnusablePictureError(
+                f"a picture has {width:,} x {height:,} pixels, more than VLLM_MAX_IMAGE_PIXELS, {most:,}"
+            )
         reference = f"{NAMED}{width} x {height}, sha256 {hashlib.sha256(body).hexdigest()}"
-        self._urls[reference] = url
+        self._urls[reference], self._pixels[reference] = url, width * height
         return reference
 
     def prompt(self, chat: str, references: object) -> str:
         """A chat, as text, whose last message shows the pictures before its text, as lm-eval's `create_image_prompt` does.
 
-        Raises UnusablePictureError if one is not of the task's data.
+        Raises UnusablePictureError if one is not of the task's data, or the server does not take so large ones together.
         """
         shown = references if isinstance(references, list) else [references]
         if odd := next((each for each in shown if each not in self._urls), None):
             raise UnusablePictureError(f"{str(odd)[:80]!r} stands where the task shows a picture")
+        pixels, most = sum(self._pixels[str(each)] for each in shown), self._limits.most_pixels_together
+        if most is not None and pixels > most:
+            many = f"{len(shown)} pictures of one question have {pixels:,} pixels"
+            raise UnusablePictureError(f"{many}, more than VLLM_MAX_MEDIA_REQUEST_DECODE_BYTES has room for, {most:,}")
         messages = json.loads(chat)
         text = {"type": "text", "text": messages[-1]["content"]}
         messages[-1]["content"] = [*map(_picture_part, shown), text]

@@ -46,7 +46,7 @@ class TaskFile(NamedTuple):
     """What is said of a task, or of all tasks of a group alike: its filters, the scores of an answer, and how it asks.
 
     `scores` is None if code says them. `num_fewshot` is the number of examples that the task itself says, and `reply_tok` its
-    longest reply.
+    longest reply. `stops` is how many texts end a reply; of a group the most, and whether any task shows pictures.
     """
 
     filters: tuple[str, ...]
@@ -54,6 +54,8 @@ class TaskFile(NamedTuple):
     generates: bool
     num_fewshot: int | None
     reply_tok: int | None
+    stops: int = 0
+    shows_pictures: bool = False
 
 
 def describe(task: str, folder: Path | None) -> TaskFile:
@@ -226,15 +228,16 @@ def _describe_group(config: Config, sources: list[_Own | _Theirs], depth: int, o
     alike = {(each.filters, each.scores, each.generates) for each in described}
     if len(alike) != 1:
         raise UntoldError("its tasks have no scores in common" if alike else "it names no tasks")
-    first = described.pop()
-    asked, replies = {each.num_fewshot for each in [first, *described]}, {each.reply_tok for each in [first, *described]}
+    asked, replies = {each.num_fewshot for each in described}, {each.reply_tok for each in described}
     shots, reply = (each.pop() if len(each) == 1 else None for each in (asked, replies))
-    return first._replace(num_fewshot=shots, reply_tok=reply)
+    stops, shows_pictures = max(each.stops for each in described), any(each.shows_pictures for each in described)
+    return described.pop()._replace(num_fewshot=shots, reply_tok=reply, stops=stops, shows_pictures=shows_pictures)
 
 
 def _task_file(config: Config) -> TaskFile:
     listed, metrics, sent = config.get("filter_list"), config.get("metric_list"), config.get("generation_kwargs")
-    reply = sent.get("max_gen_toks", sent.get("max_tokens")) if isinstance(sent, dict) else None
+    options = sent if isinstance(sent, dict) else {}
+    reply, until = options.get("max_gen_toks", options.get("max_tokens")), options.get("until")
     shots = config.get("num_fewshot")
     return TaskFile(
         filters=(NO_FILTER,) if listed is None else tuple(_texts(listed, "name", "filters")),
@@ -242,6 +245,8 @@ def _task_file(config: Config) -> TaskFile:
         generates=config.get("output_type", GENERATES) == GENERATES,
         num_fewshot=shots if type(shots) is int else None,
         reply_tok=reply if type(reply) is int else None,
+        stops=len(until) if isinstance(until, list) else int(isinstance(until, str)),
+        shows_pictures=config.get("doc_to_image") is not None,
     )
 
 

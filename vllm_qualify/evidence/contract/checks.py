@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from vllm_qualify.engine.kinds.base import EngineKind
 from vllm_qualify.evidence.contract.capabilities import table
 from vllm_qualify.evidence.contract.exchange import EXCHANGES, Exchange
 from vllm_qualify.evidence.contract.measure import MANY, alias_request_name, read_count
+from vllm_qualify.evidence.contract.own_schemas import check_own_schemas
 from vllm_qualify.evidence.contract.replies import BrokenError, Chunk, Completion, MissingError, Models, need, shorten
 from vllm_qualify.evidence.contract.transcript import EVENT, Transcript, check_stream_usage
 from vllm_qualify.evidence.measurement import UNUSABLE, Measurement, in_words, invalid, valid
-from vllm_qualify.recipe.contract import Contract
+from vllm_qualify.recipe.contract import OWN_SCHEMAS, Contract
 
 # A log-probability is at most 0; the last digits of a sum can be above.
 ROUNDING = 1e-6
@@ -26,12 +28,14 @@ def parse_contract(folder: Path, contract: Contract, model: str, kind: EngineKin
     except UNUSABLE as error:
         return [invalid(check.name, f"no usable exchanges: {in_words(error)}", source) for check in contract.checks]
     replies = Transcript({exchange.name: exchange for exchange in kept}, model, kind, contract.aliases)
-    return [_measure_check(check.name, replies, source) for check in contract.checks]
+    own: Callable[[Transcript], None] = partial(check_own_schemas, schemas=contract.schemas)
+    holds = {**HOLDS, OWN_SCHEMAS: own}
+    return [_measure_check(check.name, holds[check.name], replies, source) for check in contract.checks]
 
 
-def _measure_check(metric: str, replies: Transcript, source: str) -> Measurement:
+def _measure_check(metric: str, holds: Callable[[Transcript], None], replies: Transcript, source: str) -> Measurement:
     try:
-        HOLDS[metric](replies)
+        holds(replies)
     except MissingError as why:
         return invalid(metric, str(why), source)
     except BrokenError as what:

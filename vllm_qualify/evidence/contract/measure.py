@@ -17,7 +17,8 @@ from vllm_qualify.engine.metrics_page import sums_of
 from vllm_qualify.engine.server import Server
 from vllm_qualify.evidence.contract.capabilities.probe import LONG_TOK, Body, Probe
 from vllm_qualify.evidence.contract.capabilities.table import most_requests, probes_of
-from vllm_qualify.evidence.contract.exchange import COMPLETIONS, EXCHANGES, RESPONSES, Exchange, Request, send_request
+from vllm_qualify.evidence.contract.exchange import CHATS, COMPLETIONS, EXCHANGES, RESPONSES, Exchange, Request, send_request
+from vllm_qualify.evidence.contract.own_schemas import own_bodies
 from vllm_qualify.evidence.contract.replies import BrokenError, Completion, MissingError, Models
 from vllm_qualify.evidence.contract.transcript import Transcript
 from vllm_qualify.recipe.contract import Contract
@@ -86,7 +87,7 @@ def measure_contract(server: Server, contract: Contract, prompt: str, folder: Pa
     """Write the requests to the server, and its replies, to `exchanges.jsonl`. Raises ReleaseError if the server has ended."""
     requester = Requester(server, contract, prompt, folder)
     probes: list[Callable[[Requester], None]] = [partial(_try_probe, probe=probe) for probe in probes_of(contract.capabilities)]
-    for part in (_send_plain, _send_sampled, _send_faulty, _send_hung_up, *probes, _send_at_once):
+    for part in (_send_plain, _send_sampled, _send_faulty, _send_hung_up, *probes, _send_own_schemas, _send_at_once):
         if not requester.is_silent:
             part(requester)
             server.check_alive()
@@ -94,7 +95,8 @@ def measure_contract(server: Server, contract: Contract, prompt: str, folder: Pa
 
 def longest_s(contract: Contract) -> float:
     """The most that all requests may take, in s; those at once take as long as one."""
-    requests = MOST_REQUESTS + len(contract.aliases) + most_requests(contract.capabilities)
+    own = len(contract.aliases) + len(contract.schemas)
+    requests = MOST_REQUESTS + own + most_requests(contract.capabilities)
     return requests * contract.time_limit_s + FREED_WITHIN_S
 
 
@@ -107,8 +109,7 @@ def _try_probe(requester: Requester, probe: Probe) -> None:
     if probe.check not in requester.wanted_checks:
         return
     most_key = "max_output_tokens" if probe.path == RESPONSES else "max_tokens"
-    # No reply is longer than half of what fits.
-    most_tok = max(1, min(probe.tokens, (requester.longest_tok or 2 * LONG_TOK) // 2))
+    most_tok = _most_reply_tok(requester, probe.tokens)
     for attempt, requests in probe.requests.items():
         if probe.plain and attempt.replace(probe.check, probe.plain) not in requester.replies:
             continue
@@ -121,6 +122,19 @@ def _try_probe(requester: Requester, probe: Probe) -> None:
         except (BrokenError, MissingError):
             continue
         return
+
+
+def _most_reply_tok(requester: Requester, tokens: int) -> int:
+    """No reply is longer than half of what fits."""
+    return max(1, min(tokens, (requester.longest_tok or 2 * LONG_TOK) // 2))
+
+
+def _send_own_schemas(requester: Requester) -> None:
+    most_tok = _most_reply_tok(requester, LONG_TOK)
+    for name, body in own_bodies(requester.contract.schemas).items():
+        if requester.is_silent:
+            return
+        requester.send(name, {"max_tokens": most_tok, **body}, CHATS)
 
 
 def _send_plain(requester: Requester) -> None:

@@ -1,6 +1,5 @@
 """What replies must look like: the parts of OpenAI's forms that the checks read. Other fields are not looked at."""
 
-import re
 from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -21,29 +20,6 @@ def need(holds: object, sentence: str) -> None:
     """Raises BrokenError with the sentence if it does not hold."""
     if not holds:
         raise BrokenError(sentence)
-
-
-# What the templates and parsers of vLLM's model families put around calls and turns: `<tool_call>`, `<|im_end|>`,
-# `[TOOL_CALLS]`, `<|tool_call>`, `<function=name>`, `<pad>` and their like. DeepSeek's bars are wide ones (U+FF5C).
-_MARKUP = re.compile(
-    r"</?[|\uff5c][^<>\n]{1,60}>|<[^<>|\n]{1,30}\|>"
-    r"|</?[\w:|]{0,20}(?:tool|function|invoke|arg_|param)[\w:|]{0,20}(?:[\s=][^<>\n]{0,80})?>"
-    r"|</?(?:pad|unk|eos|bos|s|call|assistant|user|escape|sop)>|<(?:start|end)_of_turn>"
-    r"|\[/?(?:TOOL_\w{1,20}|AVAILABLE_TOOLS|ARGS|CALL_ID|INST|gMASK)\]|\]<\]\w{1,20}\[>\[",
-    re.I,
-)
-# Some templates have nothing between the role and what is said.
-_ROLE = re.compile(r"\s*(?:(?i:assistant|user|system|model)\s*[:\n]|assistant(?=[A-Z0-9]|final|analysis))")
-
-
-def check_content(name: str, content: str) -> None:
-    """Check that a reply's content has nothing of a template: no markup of calls and thoughts, no role at its beginning."""
-    markup = _MARKUP.search(content)
-    need(not markup, f"the content of '{name}' has markup, {markup and markup[0]!r}: {shorten(content)}")
-    begins = (
-        f"the content of '{name}' begins with a role, as if the chat template lacked its generation prompt: {shorten(content)}"
-    )
-    need(not _ROLE.match(content), begins)
 
 
 def shorten(text: str) -> str:

@@ -74,9 +74,39 @@ GENERAL_SIGNS = [
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
     make_sign(
+        "driver-too-old",
+        r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}",
+        "the driver's library is of another version than the driver that this host has loaded: {whole}",
+        "restart this host, or load the driver anew: it was updated while it ran",
+    ),
+    make_sign(
+        "no-gpu", r"NVMLError(?P<name>_\w{1,60})?: (?P<why>[^\n]{1,100})", "this host's driver refuses to name its GPUs: {why}"
+    ),
+    make_sign(
+        "unsupported-gpu",
+        r"LLVM ERROR: Cannot select: (?P<what>[^\n]{1,200})",
+        "Triton's compiler has no such instruction for this GPU: {what}",
+    ),
+    make_sign(
+        "engine-bug", r"(?P<what>PassManager::run failed|LLVM ERROR: [^\n]{1,200})", "Triton could not compile a kernel: {what}"
+    ),
+    # DeepGEMM names the line of its own code, and what it does not take.
+    make_sign(
+        "unsupported-backend",
+        r"Assertion error \(\S{0,200}(?:deepgemm|deep_gemm)\S{0,200}\): (?P<why>[^\n]{1,200})",
+        "DeepGEMM does not take this model on this GPU: {why}",
+    ),
+    make_sign("no-compiler", r"Error building extension '(?P<name>[^'\n]{1,100})'", "a kernel could not be built: {name}"),
+    make_sign(
         "no-compiler",
         r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}",
         "kernels for the GPU could not be built: {whole}",
+    ),
+    # NCCL warns of what it does without, too.
+    make_sign(
+        "nccl-failure",
+        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|[^\n]{0,200}\b(?:ignor|retry|falling|disabl|skip))[^\n]{1,200})",
+        "NCCL: {what}",
     ),
     make_sign(
         "unknown",

@@ -62,6 +62,14 @@ SIGNS = [
         "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
     ),
     make_sign("nccl-failure", r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'", "NCCL: {what}"),
+    # What takes NCCL's place: between nodes for experts, and on Intel's cards.
+    make_sign(
+        "nccl-failure",
+        r"(?P<what>/nvshmem/[^\n]{1,200}: (?:non-zero status|NULL value)[^\n]{1,100}|nvshmem initialization failed"
+        r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
+        "the GPUs could not be connected: {what}",
+        "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
+    ),
     make_sign(
         "nccl-failure",
         r"RPC call to (?P<call>\w{1,60}) timed out",
@@ -76,6 +84,7 @@ SIGNS = [
         r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
         r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
+        r"|Failed to connect to GCS at address [^\n]{1,100}|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
     ),
@@ -131,7 +140,8 @@ SIGNS = [
     ),
     make_sign(
         "too-few-gpus",
-        r"Cannot provide a placement group of [^\n]{1,200}|The current node has no GPU available[^\n]{0,100}"
+        r"Cannot provide a placement group of [^\n]{1,200}|[Cc]urrent node has no GPU available[^\n]{0,100}"
+        r"|Ray does not allocate any GPUs on the driver node"
         r"|No available node types can fulfill resource request[^\n]{0,200}",
         "Ray has too few GPUs: {whole}",
     ),

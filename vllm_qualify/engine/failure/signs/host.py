@@ -71,6 +71,18 @@ SIGNS = [
         "{path} is on a file system that cannot be written",
     ),
     make_sign(
+        "no-permission",
+        r"getpwuid\(\): uid not found: (?P<user>\d{1,20})",
+        "the server's user {user} has no name where it runs, and torch asks for it",
+        "set USER and a HOME that the user may write, or run the server as a user that the image knows",
+    ),
+    make_sign(
+        "broken-installation",
+        r"Version mismatch: The cluster was started with:",
+        "Ray's cluster and the engine have different versions of Ray or Python",
+        "start the cluster from the same image or environment as the server",
+    ),
+    make_sign(
         "process-limit",
         r"pthread_create failed[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
         r"|what\(\):  Resource temporarily unavailable",
@@ -122,7 +134,8 @@ SIGNS = [
     ),
     make_sign(
         "broken-installation",
-        r"undefined symbol: (?P<name>\S{1,200})|version `(?P<libc>GLIBC\S{1,40})' not found"
+        r"operator (?P<operator>\w{1,60}::\w{1,60}) does not exist"
+        r"|undefined symbol: (?P<name>\S{1,200})|version `(?P<libc>GLIBC\S{1,40})' not found"
         r"|A module that was compiled using NumPy 1\.x cannot be run|mismatches the version that was used to compile PyTorch"
         r"|(?P<file>\S{1,200}\.so[\d.]{0,20}): cannot open shared object file",
         "libraries of the engine do not fit together: {whole}",

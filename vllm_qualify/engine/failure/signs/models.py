@@ -92,6 +92,19 @@ SIGNS = [
         "the engine's transformers does not know the tokenizer {name}",
         "take a vLLM version whose transformers knows the tokenizer, or mend tokenizer_config.json",
     ),
+    # tokenizers reads its own file with a later version's words in it.
+    make_sign(
+        "unsupported-architecture",
+        r"data did not match any variant of untagged enum (?P<what>\w{1,60})",
+        "the engine's tokenizers does not know what the model's tokenizer.json holds ({what})",
+        "take a vLLM version whose tokenizers is newer, or a tokenizer.json that this one reads",
+    ),
+    make_sign(
+        "unsupported-architecture",
+        r"It looks like the config file at '(?P<file>[^'\n]{1,300}\.gguf)' is not a valid JSON file",
+        "the model is a GGUF file, {file}, which this vLLM does not read without a plugin",
+        "name the model's repository with safetensors, or take an engine environment or an image that has vLLM's GGUF plugin",
+    ),
     make_sign(
         "incomplete-model",
         r"It looks like the config file at '(?P<file>[^'\n]{1,300})' is not a valid JSON file",

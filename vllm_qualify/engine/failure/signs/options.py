@@ -23,6 +23,20 @@ SIGNS = [
         "vLLM refuses the value of {config}.{key}: {why}",
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+    # A cluster sets NAME_PORT for each of its services. One that is named vllm sets vLLM's own option.
+    make_sign(
+        "invalid-value",
+        r"invalid literal for int\(\) with base 10: '(?P<value>(?:tcp|udp)://[^'\n]{1,100})'",
+        "a number of vLLM's environment, such as VLLM_PORT, is {value}",
+        "rename the cluster's service, or set enableServiceLinks to false in the pod: the cluster sets this variable",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^AssertionError(?:: [^\n]{0,200})?$",
+        "the draft model's vocabulary is not the model's",
+        "take a draft of the model's own family",
+        through=r"assert [^\n]{0,80}vocab_size",
+    ),
     make_sign(
         "invalid-value",
         r"The supplied chat template (?:string )?\((?P<name>[^)\n]{1,300})\) (?:appears path-like|looks like a file path)",

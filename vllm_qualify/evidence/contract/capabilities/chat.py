@@ -5,7 +5,8 @@ from functools import partial
 from pydantic import JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.replies import Chat, ChatChunk, check_content, need, shorten
+from vllm_qualify.evidence.contract.content import check_content
+from vllm_qualify.evidence.contract.replies import Chat, ChatChunk, need, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript, check_stream_usage
 
 # Questions that every model can answer in a few words.

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import ConfigDict, JsonValue
 
-from vllm_qualify.evidence.contract.capabilities.probe import Probe, user_body
-from vllm_qualify.evidence.contract.replies import Form, need, parse_form
+from vllm_qualify.evidence.contract.capabilities.probe import Body, Probe, user_body
+from vllm_qualify.evidence.contract.replies import BrokenError, Form, need, parse_form
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -22,12 +22,25 @@ class Fruit(Form):
     colour: Literal["red", "green"]
 
 
+class Both(Form):
+    """What a schema of two parts asks for. It may have more keys: a part that has none but its own could not be met."""
+
+    number: int
+    colour: Literal["red", "green"]
+
+
 QUESTIONS = (
     "What is 12 + 30? Reply in JSON with the key answer.",
     "Reply in JSON with name Ann, age 30.",
     "Give me one person as JSON.",
 )
 SCHEMA: dict[str, JsonValue] = {"name": "fruit", "strict": True, "schema": Fruit.model_json_schema()}
+PARTS: list[JsonValue] = [
+    {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+    {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]},
+]
+ALL_OF: dict[str, JsonValue] = {"name": "both", "strict": True, "schema": {"allOf": PARTS}}
+REMEDY = "the backend that the first form chose does not keep it: name the `backend` in `structured-outputs-config`"
 
 
 def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
@@ -36,9 +49,28 @@ def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
     parse_form(attempt, spoken.content, form)
 
 
+def _check_all_of(replies: Transcript, attempt: str) -> None:
+    if replies.exchange(attempt).status != 200:
+        replies.check_refused(attempt)
+        return
+    try:
+        _check_form(replies, attempt, Both)
+    except BrokenError as error:
+        raise BrokenError(f"{error}; {REMEDY}") from error
+
+
+def all_of_body(text: str) -> Body:
+    """A question whose answer must fit a schema of two parts. vLLM's xgrammar refuses it, its guidance keeps it."""
+    return user_body(text, response_format={"type": "json_schema", "json_schema": ALL_OF})
+
+
 def _probe_format(kind: str, form: type[Form], **keys: JsonValue) -> Probe:
     bodies = [{"": user_body(text, response_format={"type": kind, **keys})} for text in QUESTIONS]
     return Probe(kind, bodies, partial(_check_form, form=form))
 
 
-PROBES = (_probe_format("json_object", AnyObject), _probe_format("json_schema", Fruit, json_schema=SCHEMA))
+PROBES = (
+    _probe_format("json_object", AnyObject),
+    _probe_format("json_schema", Fruit, json_schema=SCHEMA),
+    Probe("json_schema_all_of", [{"": all_of_body(text)} for text in QUESTIONS], _check_all_of, is_last=True),
+)

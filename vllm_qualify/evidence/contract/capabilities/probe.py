@@ -24,7 +24,7 @@ class Probe:
 
     Its `attempts` are sent in turn until one `holds`; it gets the attempt's name, and raises BrokenError or MissingError. An
     attempt is one or more requests, by a word that is added to its name. Their replies have up to `tokens` tokens. A stream
-    is held to the check `plain`, attempt by attempt.
+    is held to the check `plain`, attempt by attempt. What could change a server for all that follows `is_last`.
     """
 
     check: str
@@ -33,6 +33,7 @@ class Probe:
     tokens: int = LONG_TOK
     path: str = CHATS
     plain: str | None = None
+    is_last: bool = False
 
     @property
     def requests(self) -> dict[str, dict[str, Body]]:

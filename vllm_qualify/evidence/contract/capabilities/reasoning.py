@@ -7,6 +7,7 @@ from pydantic import JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.chat import QUESTIONS
 from vllm_qualify.evidence.contract.capabilities.probe import Probe, stream_body, user_body
+from vllm_qualify.evidence.contract.content import check_content
 from vllm_qualify.evidence.contract.replies import MissingError, need, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
@@ -25,6 +26,7 @@ def _check_split(replies: Transcript, attempt: str, *, is_streamed: bool = False
     for part, text in (("thoughts", spoken.reasoning), ("content", spoken.content)):
         whole = f"it ended by {spoken.reason}, and all of it is {shorten(spoken.text)}"
         need(text.strip(), f"the reply to '{attempt}' has no {part}: {whole}")
+    check_content(attempt, spoken.content)
 
 
 PLAIN = Probe("reasoning", [{"": body} for body in BODIES], _check_split)

@@ -2,6 +2,7 @@
 
 from vllm_qualify.evidence.contract.capabilities.chat import QUESTIONS
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe
+from vllm_qualify.evidence.contract.content import check_content
 from vllm_qualify.evidence.contract.exchange import RESPONSES
 from vllm_qualify.evidence.contract.replies import Form, Response, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
@@ -27,6 +28,7 @@ def _check_plain(replies: Transcript, attempt: str) -> None:
     text = reply.text("message")
     is_whole = reply.status == "completed" and text.strip()
     need(is_whole, f"the reply to '{attempt}' is {reply.status}, and its message {shorten(text)}")
+    check_content(attempt, text)
 
 
 def _check_stream(replies: Transcript, attempt: str) -> None:

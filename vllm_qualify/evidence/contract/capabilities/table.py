@@ -1,6 +1,7 @@
 """Which probes belong to which capability, in the order in which they are tried."""
 
 from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 
 from vllm_qualify.evidence.contract.capabilities import chat, json_schema, reasoning, responses, tools, vision
 from vllm_qualify.evidence.contract.capabilities.probe import Probe
@@ -27,7 +28,8 @@ HOLDS: Mapping[str, Callable[[Transcript], None]] = {
 
 
 def probes_of(capabilities: Collection[Capability]) -> list[Probe]:
-    return [probe for capability, probes in PROBES.items() if capability in capabilities for probe in probes]
+    probes = (probe for capability, probes in PROBES.items() if capability in capabilities for probe in probes)
+    return sorted(probes, key=attrgetter("is_last"))
 
 
 def most_requests(capabilities: Collection[Capability]) -> int:

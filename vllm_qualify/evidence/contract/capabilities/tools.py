@@ -6,8 +6,10 @@ from typing import Literal
 from pydantic import ConfigDict, JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.chat import LONG, QUESTIONS, SHORT, check_growth
+from vllm_qualify.evidence.contract.capabilities.json_schema import all_of_body
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, check_content, need, parse_form, shorten
+from vllm_qualify.evidence.contract.content import check_content, find_written_call, has_markup
+from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, Spoken, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -28,17 +30,30 @@ class KnownCity(Form):
     city: Literal["Paris", "Rome", "Oslo"]
 
 
-def _tool_body(name: str, what: str, arguments: type[Form], **keys: bool) -> dict[str, JsonValue]:
+class SentText(Form):
+    """Those of a tool that must be called and takes any text.
+
+    Such a text may hold what the server's parser reads as markup: vLLM 0.32 then answers with the reason `tool_calls`, no
+    call, and all that was written as content.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    text: str
+
+
+def _tool_body(name: str, description: str, arguments: type[Form], **keys: bool) -> dict[str, JsonValue]:
     schema: dict[str, JsonValue] = arguments.model_json_schema()
-    function: dict[str, JsonValue] = {"name": name, "description": f"Get the {what} of a city.", "parameters": schema, **keys}
+    function: dict[str, JsonValue] = {"name": name, "description": description, "parameters": schema, **keys}
     return {"type": "function", "function": function}
 
 
-WEATHER, TIME = "get_weather", "get_time"
-FREE: list[JsonValue] = [_tool_body(WEATHER, "weather", City)]
+WEATHER, TIME, SEND = OFFERED = ("get_weather", "get_time", "send_message")
+GET_WEATHER, GET_TIME = "Get the weather of a city.", "Get the time of a city."
+FREE: list[JsonValue] = [_tool_body(WEATHER, GET_WEATHER, City)]
 KNOWN: list[JsonValue] = [
-    _tool_body(name, what, KnownCity, strict=True) for name, what in ((WEATHER, "weather"), (TIME, "time"))
+    _tool_body(name, description, KnownCity, strict=True) for name, description in ((WEATHER, GET_WEATHER), (TIME, GET_TIME))
 ]
+TEXT: list[JsonValue] = [_tool_body(SEND, "Send a message.", SentText, strict=True)]
 NAMED: dict[str, JsonValue] = {"type": "function", "function": {"name": TIME}}
 FREELY: Body = {"tools": FREE, "tool_choice": "auto"}
 ONE = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo")]
@@ -46,6 +61,8 @@ TWO = [f"What is the weather in {pair}?" for pair in ("Paris and in Rome", "Oslo
 FREE_ONE, FREE_TWO = ([user_body(text, **FREELY) for text in texts] for texts in (ONE, TWO))
 # Mistral's templates take ids of nine letters and digits only.
 CALL_ID = "weather01"
+# Quotes and line breaks, which a call has to escape in one way or another.
+MESSAGES = ('Ann wrote: "We meet at noon."\nBring the papers.', '"Yes," said Bob.\n"No," said Ann.', 'It is called "C:\\new".')
 
 
 def _result_body(result: str) -> Body:
@@ -67,16 +84,23 @@ def _check_calls(
     *,
     is_streamed: bool = False,
 ) -> list[Call]:
-    """The calls of a reply: there is one, each is of these tools, its arguments fit, and no markup is left in the content."""
+    """The calls of a reply: there is one, each is of these tools, its arguments fit, and none is left as text."""
     spoken = replies.streamed_chat(attempt) if is_streamed else replies.chat(attempt)
-    need(spoken.calls, f"the reply to '{attempt}' calls no tool: {shorten(spoken.text)}, ended by {spoken.reason}")
+    need(
+        spoken.calls, f"the reply to '{attempt}' calls no tool: {shorten(spoken.text)}, ended by {spoken.reason}{_hint(spoken)}"
+    )
     for call in spoken.calls:
         need(call.name in tools, f"the reply to '{attempt}' calls {shorten(call.name)}")
         parse_form(f"{attempt}, arguments", call.arguments, arguments)
     ids = [call.id for call in spoken.calls]
     need(len(set(ids)) == len(ids), f"the calls of '{attempt}' share an id: {shorten(str(ids))}")
-    check_content(attempt, spoken.content)
+    check_content(attempt, spoken.content, OFFERED)
     return spoken.calls
+
+
+def _hint(spoken: Spoken) -> str:
+    is_written = has_markup(spoken.content) or find_written_call(spoken.content, OFFERED)
+    return "; its content has what a parser should have taken for a call" if is_written else ""
 
 
 def _check_auto(replies: Transcript, attempt: str) -> None:
@@ -111,6 +135,9 @@ def _check_result(replies: Transcript, attempt: str) -> None:
     check_growth(replies, attempt, long="a tool's result")
     spoken = replies.chat(f"{attempt} short")
     need(spoken.text.strip() or spoken.calls, "the reply to a tool's result is empty")
+    # vLLM gives a call that was cut as content.
+    if spoken.reason != "length":
+        check_content(f"{attempt} short", spoken.content, OFFERED)
 
 
 def _check_two(replies: Transcript, attempt: str) -> None:
@@ -121,6 +148,42 @@ def _check_two(replies: Transcript, attempt: str) -> None:
 def _check_two_stream(replies: Transcript, attempt: str) -> None:
     _check_two(replies, _plain_attempt(attempt, "parallel_tools"))
     _check_same_calls(replies, attempt, "parallel_tools")
+
+
+def _check_text(replies: Transcript, attempt: str) -> None:
+    """Check a forced call, plain and streamed. A model may write a text without an end: then another attempt may be good.
+
+    But a reply that ended and has no call is the server's fault, whatever comes after it.
+    """
+    for earlier in (f"tools_text {number}" for number in range(1, int(attempt.rpartition(" ")[2]))):
+        if not _is_cut(replies, earlier):
+            _check_forced(replies, earlier)
+    _check_forced(replies, attempt)
+
+
+def _is_cut(replies: Transcript, attempt: str) -> bool:
+    return "length" in (replies.chat(f"{attempt} plain").reason, replies.streamed_chat(f"{attempt} stream").reason)
+
+
+def _check_forced(replies: Transcript, attempt: str) -> None:
+    for way in ("plain", "stream"):
+        _check_calls(replies, f"{attempt} {way}", (SEND,), SentText, is_streamed=way == "stream")
+    replies.check_end(f"{attempt} stream", ChatChunk)
+
+
+def _text_bodies(message: str) -> dict[str, Body]:
+    body = user_body(f"Send this message: {message}", tools=TEXT, tool_choice="required")
+    return {"plain": body, "stream": stream_body(body)}
+
+
+def _check_again(replies: Transcript, attempt: str) -> None:
+    # Whether the schema itself is kept is not promised here.
+    replies.exchange(f"{attempt} schema")
+    _check_required(replies, f"{attempt} call")
+
+
+def _again_bodies(question: str) -> dict[str, Body]:
+    return {"schema": all_of_body(question), "call": user_body(question, tools=KNOWN, tool_choice="required")}
 
 
 _check_stream = partial(_check_same_calls, plain="tools_auto")
@@ -134,6 +197,8 @@ PROBES = (
         "tools_required", [{"": user_body(each, tools=KNOWN, tool_choice="required")} for each in QUESTIONS], _check_required
     ),
     Probe("tools_named", [{"": user_body(text, tools=KNOWN, tool_choice=NAMED)} for text in ONE], _check_named),
+    Probe("tools_text", [_text_bodies(message) for message in MESSAGES], _check_text),
+    Probe("tools_again", [_again_bodies(question) for question in QUESTIONS], _check_again, is_last=True),
     Probe("tools_result", [{"short": _result_body(SHORT), "long": _result_body(LONG)}], _check_result, SHORT_TOK),
 )
 PARALLEL = (
