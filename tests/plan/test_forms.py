@@ -15,6 +15,8 @@ UNNAMED: list[dict[str, object]] = [
     {},
     {"structured-outputs-config": {"backend": "auto"}},
     {"structured-outputs-config": {"disable_any_whitespace": False}},
+    {"structured-outputs-config": '{"backend": null}'},
+    {"structured-outputs-config": "[" * 100_000},
 ]
 NAMED: list[dict[str, object]] = [
     {"structured-outputs-config": {"backend": "xgrammar"}},

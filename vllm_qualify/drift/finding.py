@@ -209,7 +209,7 @@ def _as_mapping(value: JsonValue) -> JsonValue:
     """The value; if it is JSON text, the value that the text describes. An option accepts a mapping in both forms."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -212,7 +212,7 @@ def with_speculation_parsed(arguments: ServerArguments, kind: EngineName) -> Ser
     written = arguments[option]
     try:
         parsed = json.loads(written) if isinstance(written, str) else written
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         problem = f"{written!r} is not a JSON object"

@@ -134,7 +134,7 @@ def _read_count(value: JsonValue) -> int | None:
 def _read_mapping(value: JsonValue) -> dict[str, JsonValue]:
     try:
         read = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         # vLLM refuses it as a value.
         return {}
     return read if isinstance(read, dict) else {}

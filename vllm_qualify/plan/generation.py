@@ -124,7 +124,7 @@ def _override_of(server: ServerPlan) -> dict[str, Any]:
     given: Any = server.arguments.get(OVERRIDE, {})
     try:
         given = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return {str(name): value for name, value in given.items()} if isinstance(given, dict) else {}
 

@@ -87,10 +87,10 @@ def names_backend(options: ServerArguments) -> bool:
     settings = options.get(FORMS_OPTION)
     try:
         settings = json.loads(settings) if isinstance(settings, str) else settings
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = None
-    within = settings.get("backend", "auto") if isinstance(settings, dict) else "auto"
-    return options.get(f"{FORMS_OPTION}.backend", within) != "auto"
+    within = settings.get("backend") if isinstance(settings, dict) else None
+    return options.get(f"{FORMS_OPTION}.backend", within) not in (None, "auto")
 
 
 def can_sleep(options: ServerArguments, variables: Environment) -> bool:

@@ -61,7 +61,7 @@ def _read_field(value: JsonValue) -> JsonValue:
     """As vLLM reads the value behind a name with dots: JSON, else text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 
@@ -70,7 +70,7 @@ def _set_field(mapping: JsonValue, name: str, path: list[str], value: JsonValue)
         return value
     try:
         fields = json.loads(mapping) if isinstance(mapping, str) else mapping or {}
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = mapping
     if not isinstance(fields, dict):
         raise RecipeError(f"{name} is given, and beside it {mapping!r}, which is no mapping", "give one of the two", "server")
