@@ -12,14 +12,16 @@ well without the new releases is no reason. The engine's lock moves with a new v
 import argparse
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -45,8 +47,11 @@ OF_PRIVATE_PARTS = (
 )
 PYTEST = ("python", "-m", "pytest", "--quiet", "--color", "no", "-p", "no:cacheprovider")
 _LOCKED = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+# A test's parameters may have spaces, dashes and brackets.
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - .*)?$", re.MULTILINE)
 LAST_LINES = 15
+# A closed terminal, an end of the machine, Ctrl-C.
+SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 
 class Move(NamedTuple):
@@ -161,18 +166,37 @@ def told_lines(failures: Iterable[Failure]) -> set[tuple[str, str]]:
 
 
 def find_culprits(moves: Sequence[Move], failures: Sequence[Failure], known: Sequence[Failure]) -> Iterator[Move]:
-    """The moves without which, each taken back alone, a failure ends. It stops when each failure has one."""
-    left = told_lines(failures)
+    """The moves without which, each taken back alone, a failure ends. It stops when each failure has one.
+
+    Locks have packages of other platforms, too, which the trial's environment does not have.
+    """
+    left, installed = told_lines(failures), installed_packages(OF_TRIAL.parent)
     for move in moves:
-        if move.before and move.after and left:
+        if move.before and move.after and left and canonicalize_name(move.package) in installed:
             print(f"without {move}", flush=True)
-            run_in_copy("trial.sh", "install", f"{move.package}=={move.before}")
+            if not take_back(move):
+                continue
             again = told_lines(ask_again(OF_TRIAL, failures)) - told_lines(known)
             # What fails in another way has not ended: packages like pydantic and pydantic-core move together.
             if again < told_lines(failures) and left - again:
                 yield move
                 left &= again
             run_in_copy("trial.sh", "install", f"{move.package}=={move.after}")
+
+
+def take_back(move: Move) -> bool:
+    """Whether the version before could be installed: an index may have it no more."""
+    try:
+        run_in_copy("trial.sh", "install", f"{move.package}=={move.before}")
+    except subprocess.CalledProcessError:
+        print(f"{move.package}=={move.before} cannot be installed: nobody knows whether {move.package} is to blame", flush=True)
+        return False
+    return True
+
+
+def installed_packages(environment: Path) -> set[str]:
+    folders = [str(folder) for folder in environment.glob("lib/python*/site-packages")]
+    return {canonicalize_name(each.name) for each in distributions(path=folders)}
 
 
 def without_known(failures: Sequence[Failure], known: Iterable[Failure]) -> Iterator[Failure]:
@@ -214,11 +238,18 @@ def write_locks(locks: Mapping[Path, str]) -> None:
 def trying_locks(new: Mapping[Path, str]) -> Iterator[None]:
     """The new locks are in the tree for the length of the block: some tests read them."""
     present = read_locks(ROOT)
-    write_locks(new)
     try:
+        write_locks(new)
         yield
     finally:
         write_locks(present)
+
+
+def end_by(number: int, _frame: object) -> NoReturn:
+    """End as an error does, so that the locks are put back. A second signal does not keep that from happening."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def try_locks(new: Mapping[Path, str], moves: Sequence[Move], checks: Mapping[str, Sequence[str]]) -> Outcome:
@@ -243,8 +274,19 @@ def main() -> int:
     parser.add_argument("--quick", required=True, metavar="MARKERS", help="those of `make test-quick`")
     parser.add_argument("--processes", type=int, default=2, help="of the tests, side by side")
     args = parser.parse_args()
+    for each in SIGNALS:
+        signal.signal(each, end_by)
+    try:
+        return bump(args.packages, args.quick, args.processes)
+    except subprocess.CalledProcessError as error:
+        script = Path(error.cmd[1]).name
+        print(f"{script} failed (exit code {error.returncode}): see above; the old locks are in the tree", file=sys.stderr)
+        return 1
+
+
+def bump(packages: Sequence[str], quick: str, processes: int) -> int:
     make_copy()
-    run_in_copy("lock.sh", "--without-engine", *([f"--upgrade-package={each}" for each in args.packages] or ["--upgrade"]))
+    run_in_copy("lock.sh", "--without-engine", *([f"--upgrade-package={each}" for each in packages] or ["--upgrade"]))
     new = read_locks(COPY)
     before, after = locked_versions(*read_locks(ROOT).values()), locked_versions(*new.values())
     moves = moves_between(before, after, direct_packages((ROOT / "pyproject.toml").read_text(encoding="utf-8")))
@@ -253,7 +295,7 @@ def main() -> int:
     print("\n".join(describe_moves(moves, newest)), flush=True)
     if not moves:
         return 0
-    outcome = try_locks(new, moves, checks_of(args.quick, args.processes))
+    outcome = try_locks(new, moves, checks_of(quick, processes))
     print("\n".join([*describe_moves(moves, newest), *describe_outcome(outcome)]))
     return 1 if outcome.failures else 0
 

@@ -1,6 +1,9 @@
 """`make bump`: what it reads of locks, indexes and checks, and what it says and leaves in the tree."""
 
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,8 +43,11 @@ SKIPPED [1] tests/publish/conftest.py:20: no radosgw
 FAILED tests/infra/test_compose.py::test_the_server - AssertionError: assert 'prefect:3.8.8' == 'prefect:3.9.1'
 FAILED tests/test_deployments.py::test_an_entry_point[a name] - TypeError
 FAILED tests/test_deployments.py::test_an_entry_point[a name] - TypeError
+FAILED tests/test_plans.py::test_a_rule[a - b] - assert [1] - 2
+FAILED tests/test_plans.py::test_a_rule[a[0]]
 ERROR tests/test_tasks.py
-3 failed, 2 passed, 1 skipped in 1.00s
+ERROR tests/test_cli.py - ImportError: a - b
+5 failed, 2 passed, 1 skipped in 1.00s
 """
 
 
@@ -87,7 +93,8 @@ def test_versions_are_read_from_an_index_and_one_without_a_table_is_told() -> No
 
 def test_failed_tests_are_asked_again_alone() -> None:
     named = ["tests/infra/test_compose.py::test_the_server", "tests/test_deployments.py::test_an_entry_point[a name]"]
-    assert bump.failed_tests(SUMMARY) == [*named, "tests/test_tasks.py"]
+    with_dashes = ["tests/test_plans.py::test_a_rule[a - b]", "tests/test_plans.py::test_a_rule[a[0]]"]
+    assert bump.failed_tests(SUMMARY) == [*named, *with_dashes, "tests/test_tasks.py", "tests/test_cli.py"]
 
 
 @pytest.fixture
@@ -117,19 +124,78 @@ def test_each_check_is_a_program_of_the_environment_and_each_file_is_there() -> 
 
 
 def test_the_old_locks_are_put_back_whatever_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bump, "ROOT", tmp_path)
-    old, new = dict.fromkeys(bump.LOCKS, OLD_LOCK), dict.fromkeys(bump.LOCKS, NEW_LOCK)
-    (tmp_path / bump.REQUIREMENTS).mkdir(parents=True)
-    bump.write_locks(old)
+    old, new = write_old_locks(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt), bump.trying_locks(new):
         assert bump.read_locks(tmp_path) == new
         raise KeyboardInterrupt
     assert bump.read_locks(tmp_path) == old
 
 
+def write_old_locks(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[Path, str], dict[Path, str]]:
+    """The old ones, which are in the tree, and the new ones."""
+    monkeypatch.setattr(bump, "ROOT", root)
+    (root / bump.REQUIREMENTS).mkdir(parents=True)
+    old, new = dict.fromkeys(bump.LOCKS, OLD_LOCK), dict.fromkeys(bump.LOCKS, NEW_LOCK)
+    bump.write_locks(old)
+    return old, new
+
+
+def test_locks_that_are_written_in_part_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = write_old_locks(tmp_path, monkeypatch)
+    with pytest.raises(FileNotFoundError), bump.trying_locks(new | {Path("nowhere", "lock.txt"): ""}):
+        pass
+    assert bump.read_locks(tmp_path) == old
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    present = {each: signal.getsignal(each) for each in bump.SIGNALS}
+    yield
+    for each, handler in present.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", bump.SIGNALS, ids=str)
+def test_a_signal_puts_the_old_locks_back(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = write_old_locks(tmp_path, monkeypatch)
+
+    def end_while_trying(*_: object) -> int:
+        with bump.trying_locks(new):
+            signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(bump, "bump", end_while_trying)
+    monkeypatch.setattr(sys, "argv", ["bump", "--quick", "not engine"])
+    with pytest.raises(SystemExit) as ended:
+        bump.main()
+    assert ended.value.code == 128 + number
+    assert bump.read_locks(tmp_path) == old
+    # Another signal meanwhile changes nothing.
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_script_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: object) -> int:
+        raise subprocess.CalledProcessError(2, ["/bin/bash", Path("infra", "lock.sh"), "--upgrade"])
+
+    monkeypatch.setattr(bump, "bump", fail)
+    monkeypatch.setattr(sys, "argv", ["bump", "--quick", "not engine"])
+    assert bump.main() == 1
+    assert capsys.readouterr().err == "lock.sh failed (exit code 2): see above; the old locks are in the tree\n"
+
+
 FAILED = Failure("quick tests", ("python",), "tests/a.py::test_a\ntests/a.py::test_b")
+GONE = Move("gone-from-index", "1.0", "1.1", True)
 NEWLY_FAILED = FAILED._replace(told="tests/a.py::test_a")
 FAILED_BEFORE = Failure("quick tests", ("python",), "tests/a.py::test_b")
+
+
+def write_installed(environment: Path, name: str) -> None:
+    about = environment / "lib" / "python3.11" / "site-packages" / f"{name}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
 
 
 @pytest.mark.parametrize(
@@ -140,12 +206,11 @@ FAILED_BEFORE = Failure("quick tests", ("python",), "tests/a.py::test_b")
 def test_new_locks_stay_if_nothing_fails_that_did_not_fail_before(
     found: list[Failure], before: list[Failure], stays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bump, "ROOT", tmp_path)
+    old, new = write_old_locks(tmp_path, monkeypatch)
     # This test may itself run in the environment that is on trial.
-    monkeypatch.setattr(bump, "OF_TRIAL", tmp_path / "trial")
-    (tmp_path / bump.REQUIREMENTS).mkdir(parents=True)
-    old, new = dict.fromkeys(bump.LOCKS, OLD_LOCK), dict.fromkeys(bump.LOCKS, NEW_LOCK)
-    bump.write_locks(old)
+    monkeypatch.setattr(bump, "OF_TRIAL", tmp_path / "env" / "bin")
+    for name in ("docker", "boto3", "botocore", "Gone_From.Index"):
+        write_installed(tmp_path / "env", name)
     taken_back: list[str] = []
 
     def fail_in(programs: Path, _checks: object) -> list[Failure]:
@@ -157,14 +222,19 @@ def test_new_locks_stay_if_nothing_fails_that_did_not_fail_before(
         of = {"docker==7.1": [FAILED._replace(told="tests/a.py: no module")], "boto3==1.44.5": before}
         return of.get(taken_back[-1], found)
 
+    def install(_script: str, *arguments: str) -> None:
+        taken_back.append(arguments[-1])
+        if arguments[-1].startswith(GONE.package):
+            raise subprocess.CalledProcessError(1, "uv")
+
     monkeypatch.setattr(bump, "find_failures", fail_in)
-    monkeypatch.setattr(bump, "run_in_copy", lambda _script, *arguments: taken_back.append(arguments[-1]))
-    # What is new cannot be taken back, and nothing is when each failure has its culprit.
-    moves = [MOVES[1], Move("docker", "7.1", "7.2", True), *MOVES]
+    monkeypatch.setattr(bump, "run_in_copy", install)
+    # What is new, and what another platform has, cannot be taken back, and nothing is when each failure has its culprit.
+    moves = [MOVES[1], Move("pywin32", "311", "312", True), GONE, Move("docker", "7.1", "7.2", True), *MOVES]
     outcome = bump.try_locks(new, moves, bump.checks_of("not engine", 2))
     assert bump.read_locks(tmp_path) == (new if stays else old)
     assert outcome == (Outcome([], before, []) if stays else Outcome([NEWLY_FAILED], before, [MOVES[0]]))
-    tried = ["docker==7.1", "docker==7.2", "boto3==1.44.5", "boto3==1.44.8"]
+    tried = ["gone-from-index==1.0", "docker==7.1", "docker==7.2", "boto3==1.44.5", "boto3==1.44.8"]
     assert taken_back == [str(tmp_path), *([] if stays else tried)]
 
 
