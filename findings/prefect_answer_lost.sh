@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A flow loses its result where one answer of Prefect's server is lost, though the client asks again.
 #
-# Version: prefect 3.8.8 (with fastapi 0.150.0: its server does not start with 0.151), Python 3.11.
+# Version: prefect 3.9.1, Python 3.11; 3.8.8 did the same.
 # Guess, written first: the client sends each state with a transition id, so a repeated request is recognized by the server,
 #   and the flow ends as if no answer had been lost.
 # Seen: the server recognizes the repeated request and sends back the state as it has it, which is without its data. The client
@@ -14,7 +14,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check prefect==3.8.8 fastapi==0.150.0
+"$folder/venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check prefect==3.9.1
 export PREFECT_HOME="$folder/home" PREFECT_LOGGING_LEVEL=CRITICAL PREFECT_SERVER_ANALYTICS_ENABLED=false
 
 cat > "$folder/lost.py" <<'PY'
