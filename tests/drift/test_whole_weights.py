@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders.safetensors_files import write_tensors
+from tests.builders.safetensors_files import TENSOR, write_file, write_tensors
 from tests.fakes.vllm import make_engine
 from tests.report.builder import passed_report
 from vllm_qualify.drift import weights_probe, whole_weights
@@ -150,6 +150,61 @@ def test_weights_in_two_forms_are_unsure(tmp_path: Path) -> None:
         write_tensors(tmp_path / f"{name}.safetensors", "a")
     with pytest.raises(weights_probe.UnsureError, match="two forms"):
         weights_probe.answer_about(tmp_path)
+
+
+@pytest.mark.parametrize("name", weights_probe.QUANTIZED)
+def test_quantized_weights_are_known_by_the_file_beside_them(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, TENSOR)
+    (tmp_path / name).write_text('{"bits": 4}')
+    with pytest.raises(weights_probe.UnsureError, match="the weights are quantized"):
+        weights_probe.answer_about(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["F8_E4M3", "I32", "U8", "F4"])
+def test_types_that_no_parameter_has_are_unsure(kind: str, tmp_path: Path) -> None:
+    write_model(tmp_path, TENSOR | {"dtype": kind})
+    with pytest.raises(weights_probe.UnsureError, match=f"tensors of the type {kind}: perhaps the weights are quantized"):
+        weights_probe.answer_about(tmp_path)
+
+
+def write_model(folder: Path, *tensors: dict[str, object]) -> None:
+    """A folder whose model has a layer with as many experts."""
+    (folder / "config.json").write_text("{}")
+    write_file(folder / "model.safetensors", {f"m.mlp.experts.{number}.up": about for number, about in enumerate(tensors)})
+
+
+OTHER = TENSOR | {"shape": [3, 2]}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "is_joined", "told"),
+    [
+        # Experts of two kinds, as in ERNIE-4.5-VL.
+        ([TENSOR, TENSOR, OTHER, OTHER], True, []),
+        ([TENSOR, TENSOR, TENSOR, OTHER], True, []),
+        ([TENSOR, TENSOR, TENSOR, OTHER], False, [["m.mlp.experts.3.up", [3, 2], [2, 3]]]),
+        ([TENSOR, TENSOR, OTHER, OTHER], False, None),
+    ],
+)
+def test_experts_that_differ_are_told_where_transformers_cannot_join_them(
+    tensors: list[dict[str, object]],
+    is_joined: bool,
+    told: list[object] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: object) -> Loaded:
+        if not is_joined:
+            raise RuntimeError("some issues during automatic conversion of the weights")
+        return Loaded(MadeModel("m.mlp.experts.up"), {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": []})
+
+    write_model(tmp_path, *tensors)
+    monkeypatch.setattr(weights_probe, "load_without_memory", load)
+    if told is None:
+        with pytest.raises(RuntimeError, match="automatic conversion"):
+            weights_probe.answer_about(tmp_path)
+    else:
+        assert weights_probe.answer_about(tmp_path) == WHOLE | {"misshapen": told}
 
 
 # --- when names are understood

@@ -38,7 +38,10 @@ EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<rest>.+)")
 MOST_BYTES = 16 * 2**30
 MOST_NAMED = 20
 LAYER = "#"
-TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Parameters have one of the first four types. Old checkpoints have the numbers of positions, too, and masks.
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "BOOL": "bool"}
+# Where quantizers write what vLLM reads beside a configuration that does not say it.
+QUANTIZED = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 
 Shape = list[int]
 Answer = dict[str, Any]
@@ -81,12 +84,17 @@ def answer_about(folder: Path) -> Answer:
     config = read_mapping(folder / "config.json")
     if "auto_map" in config:
         raise UnsureError("the model brings code of its own")
-    if is_quantized(config):
+    if is_quantized(config) or any((folder / name).is_file() for name in QUANTIZED):
         raise UnsureError("the weights are quantized: their tensors are not the model's parameters")
     tensors = read_tensors(folder)
-    if odd := odd_expert(tensors):
-        return odd
-    loaded = load_without_memory(folder, config, tensors)
+    if others := sorted({kind for kind, _ in tensors.values()} - TYPES.keys()):
+        raise UnsureError(f"there are tensors of the type {', '.join(others)}: perhaps the weights are quantized")
+    try:
+        loaded = load_without_memory(folder, config, tensors)
+    except RuntimeError:
+        if odd := odd_expert(tensors):
+            return odd
+        raise
     return judge(loaded, tensors)
 
 
@@ -129,9 +137,10 @@ def read_header(path: Path) -> dict[str, tuple[str, Shape]]:
 
 
 def odd_expert(tensors: Mapping[str, tuple[str, Shape]]) -> Answer | None:
-    """The tensors that one expert of a layer lacks or has in another shape than most of them; None if all are alike.
+    """The tensors that few experts of a layer lack or have in another shape than most of them; None if there are none.
 
-    transformers joins the experts of a layer, and says of experts that differ only that it could not.
+    transformers 5 joins the experts of a layer, and says of experts that differ only that it could not. Where half of them
+    differ, the model has experts of several kinds.
     """
     layers: dict[str, dict[str, dict[str, Shape]]] = {}
     for name, (_, shape) in tensors.items():
@@ -141,7 +150,9 @@ def odd_expert(tensors: Mapping[str, tuple[str, Shape]]) -> Answer | None:
     for layer, by_rest in layers.items():
         numbers = {number for shapes in by_rest.values() for number in shapes}
         for rest, shapes in by_rest.items():
-            usual = Counter(map(tuple, shapes.values())).most_common(1)[0][0]
+            usual, alike = Counter(map(tuple, shapes.values())).most_common(1)[0]
+            if 2 * alike <= len(numbers):
+                return None
             lacking += [f"{layer}.{number}.{rest}" for number in numbers - shapes.keys()]
             misshapen += [
                 [f"{layer}.{number}.{rest}", shape, list(usual)] for number, shape in shapes.items() if tuple(shape) != usual
@@ -176,8 +187,7 @@ def load_without_memory(folder: Path, config: Mapping[str, Any], tensors: Mappin
     if made is None:
         raise UnsureError(f"transformers {transformers.__version__} has no {architecture}")
     content = {
-        name: torch.empty(shape, dtype=getattr(torch, TYPES.get(kind, "float32")), device="meta")
-        for name, (kind, shape) in tensors.items()
+        name: torch.empty(shape, dtype=getattr(torch, TYPES[kind]), device="meta") for name, (kind, shape) in tensors.items()
     }
     do_without_accelerate(transformers.__version__)
     model, info = made.from_pretrained(
