@@ -24,6 +24,7 @@ from vllm_qualify.evidence.paths.replies import ALTERNATIVES
 from vllm_qualify.evidence.request_limits import VARIABLES, picture_limits
 from vllm_qualify.evidence.stages.paths import MOST_AT_ONCE
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.recipe.searches import Sweep
 from vllm_qualify.recipe.tables import known_versions, table_of
 
 CHAT = {"api": "chat", "stop": []}
@@ -74,7 +75,7 @@ def test_usual_limits_refuse_nothing(tmp_path: Path) -> None:
         ({"max-logprobs": 9}, ["the stage paths asks for 10 log-probabilities of each token, of which max-logprobs allows 9"]),
         (
             {"max-logprobs": 0},
-            ["the contract asks for 1 log-", "the stage paths asks for 10 log-", "the stage likelihood asks for 1 log-"],
+            ["the contract asks for a log-", "the stage paths asks for 10 log-", "the stage likelihood asks for a log-"],
         ),
     ],
     ids=str,
@@ -87,7 +88,7 @@ def test_more_likelihoods_than_are_allowed(server: dict[str, Any], told: list[st
 def test_a_task_that_compares_likelihoods_needs_them_too(tmp_path: Path) -> None:
     task = {"task": "hellaswag", "num_questions": 4}
     given = refused(tmp_path, {"max-logprobs": 0}, task=task, gate=ANY_SCORE | {"metric": "acc"})
-    assert "hellaswag asks for 1 log-probabilities of each token, of which max-logprobs allows 0: vLLM refuses that" in given
+    assert "hellaswag asks for a log-probability, and max-logprobs allows none: vLLM refuses that" in given
 
 
 def test_more_stop_texts_than_a_version_takes(tmp_path: Path) -> None:
@@ -127,24 +128,70 @@ def test_more_pictures_than_are_allowed(server: dict[str, Any], most: int, tmp_p
     gate = ANY_SCORE | {"metric": "relaxed_accuracy"}
     told = [f"the contract's vision asks for 2 pictures in one request, of which {option} allows {most}: vLLM refuses that"]
     if not most:
-        told.append(f"chartqa, at least, asks for 1 pictures in one request, of which {option} allows 0: vLLM refuses that")
+        told.append(f"chartqa, at least, asks for a picture, and {option} allows none: vLLM refuses that")
     assert refused(tmp_path, server, task=task, gate=gate, capabilities=["chat", "vision"]) == told
 
 
 def test_more_requests_than_may_be_under_way(tmp_path: Path) -> None:
     given = refused(tmp_path, {"max-num-queued-reqs": 12, "max-num-seqs": 16})
     asked = [("the contract", 64), ("gsm8k", 16), ("the load", 16), ("the stage paths", 16)]
-    told = "{} asks for {} requests under way, of which max-num-queued-reqs allows 12: vLLM refuses that"
+    told = "{} asks for {} requests under way at once, of which max-num-queued-reqs allows 12: vLLM refuses that"
     assert given == [told.format(*each) for each in asked]
 
 
-def test_plans_are_held_to_the_same_limits() -> None:
-    plan = passed_report().plan
-    few = plan.model_copy(
-        update={"server": plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-queued-reqs": 0}})}
-    )
-    with pytest.raises(CallerError, match=r"requests under way, of which max-num-queued-reqs allows 0"):
+def test_a_task_has_no_more_requests_under_way_than_questions_in_a_block(tmp_path: Path) -> None:
+    few = {"max-num-queued-reqs": 63, "max-num-seqs": 16}
+    contract = [
+        "the contract asks for 64 requests under way at once, of which max-num-queued-reqs allows 63: vLLM refuses that"
+    ]
+    # A fifth of the questions.
+    assert refused(tmp_path, few, task=GSM8K | {"num_questions": 315, "num_concurrent": 256}) == contract
+    together = GSM8K | {"num_questions": 63, "num_concurrent": 256, "sequential": False}
+    assert refused(tmp_path, few, task=together) == contract
+    (_, more) = refused(tmp_path, few, task=together | {"num_questions": 64})
+    assert more.startswith("gsm8k asks for 64 requests under way at once")
+
+
+CURVE = {"concurrencies": [1, 300]}
+SEARCH = {"slo": {"ttft_p50_ms": 100.0}, "most_concurrency": 70}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "told"),
+    [
+        (CURVE, ["the sweep asks for 300 requests"]),
+        (SEARCH, ["the sweep's search, at most, asks for 70 requests"]),
+        (CURVE | SEARCH, ["the sweep asks for 300 requests", "the sweep's search, at most, asks for 70 requests"]),
+        ({"slo": SEARCH["slo"]}, []),
+        (SEARCH | {"search": ["request_rate"]}, []),
+    ],
+    ids=str,
+)
+def test_a_sweep_has_its_own_clients(sweep: Document, told: list[str], tmp_path: Path) -> None:
+    document = made({"max-num-queued-reqs": 64}, [GSM8K], [SCORE])
+    document["gpu_types"]["h100"]["profiles"]["balanced"]["sweep"] = sweep
+    given = refused(tmp_path, {"max-num-queued-reqs": 64}, gpu_types=document["gpu_types"])
+    assert [line.partition(" under way")[0] for line in given] == told
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "told"),
+    [
+        ({}, "accuracy.gsm8k", "gsm8k asks for"),
+        ({"accuracy": []}, "load", "the load asks for"),
+        ({"accuracy": [], "sweep": Sweep(concurrencies=[300])}, "sweep", "the sweep asks for 300"),
+    ],
+    ids=["task", "load", "sweep"],
+)
+def test_plans_are_held_to_the_same_limits(changes: dict[str, Any], place: str, told: str) -> None:
+    plan, most = passed_report().plan, 299 if "sweep" in changes else 0
+    arguments = plan.server.arguments | {"max-num-queued-reqs": most}
+    server = plan.server.model_copy(update={"arguments": arguments})
+    few = plan.model_copy(update={"server": server, "contract": None, **changes})
+    with pytest.raises(CallerError, match="max-num-queued-reqs allows") as raised:
         check_planned_tasks([few])
+    assert raised.value.place == place
+    assert raised.value.problem.startswith(told)
 
 
 def test_what_is_asked_for_is_what_is_sent() -> None:

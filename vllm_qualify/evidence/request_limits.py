@@ -13,12 +13,14 @@ from pydantic import JsonValue
 
 from vllm_qualify.drift.finding import Finding
 from vllm_qualify.engine.server import ServerPlan
+from vllm_qualify.evidence.accuracy.blocks import largest_block
 from vllm_qualify.evidence.accuracy.picture_limits import NO_LIMITS, PictureLimits
 from vllm_qualify.evidence.accuracy.task_files import TaskFile
 from vllm_qualify.plan.workload import num_concurrent
 from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.contract import Contract
 from vllm_qualify.recipe.paths import Paths
+from vllm_qualify.recipe.searches import Sweep
 from vllm_qualify.recipe.serving import VLLM, ServerArguments, covers
 
 # A variable that limits requests → the first version that reads it, and its value where it is not set.
@@ -39,6 +41,8 @@ CHAT_STOPS = 4
 PATHS_LOGPROBS, OTHER_LOGPROBS = 10, 1
 PATHS_AT_ONCE, CONTRACT_AT_ONCE = 64, 64
 CONTRACT_REPLIES, CONTRACT_STOPS = 2, 1
+# What asks, and the recipe's key that says so.
+THE_CONTRACT, THE_PATHS = ("the contract", "contract"), ("the stage paths", "paths")
 
 
 class Requests(NamedTuple):
@@ -51,6 +55,7 @@ class Requests(NamedTuple):
     scores_texts: bool
     tasks: Sequence[tuple[Accuracy, TaskFile | None]]
     clients: int | None
+    sweep: Sweep | None
 
     def wants(self, check: str) -> bool:
         """Whether the contract's check of this name is asked."""
@@ -62,27 +67,40 @@ class _Limit(NamedTuple):
     option: str
 
 
-Use = tuple[int, str]
-"""How many are asked for, and by what."""
+class Use(NamedTuple):
+    """How many are asked for, by what, and the recipe's key that says so."""
+
+    count: int
+    name: str
+    place: str
 
 
-def find_refused(asked: Requests) -> Iterator[Finding]:
+class Refused(NamedTuple):
+    """Requests that the server would refuse, and the recipe's key that asks for them."""
+
+    finding: Finding
+    place: str
+
+
+def find_refused(asked: Requests) -> Iterator[Refused]:
     """The requests that the server would refuse, and what says so."""
     if asked.server.kind != VLLM:
         return
-    arguments = asked.server.arguments
-    limits: list[tuple[_Limit | None, Callable[[Requests], Iterator[Use]], str]] = [
-        (_limit_of_option(arguments, LOGPROBS), _list_logprobs, "log-probabilities of each token"),
-        (_limit_of_variable(asked.server, asked.version, "VLLM_MAX_STOP_STRINGS"), _list_stops, "stop texts"),
-        (_limit_of_variable(asked.server, asked.version, "VLLM_MAX_N_SEQUENCES"), _list_replies, "replies to one request"),
-        (_limit_of_pictures(arguments), _list_pictures, "pictures in one request"),
-        (_limit_of_option(arguments, UNDER_WAY), _list_under_way, "requests under way"),
+    arguments, server, version = asked.server.arguments, asked.server, asked.version
+    limits: list[tuple[_Limit | None, Callable[[Requests], Iterator[Use]], str, str]] = [
+        (_limit_of_option(arguments, LOGPROBS), _list_logprobs, "log-probability", "log-probabilities of each token"),
+        (_limit_of_variable(server, version, "VLLM_MAX_STOP_STRINGS"), _list_stops, "stop text", "stop texts"),
+        (_limit_of_variable(server, version, "VLLM_MAX_N_SEQUENCES"), _list_replies, "reply", "replies to one request"),
+        (_limit_of_pictures(arguments), _list_pictures, "picture", "pictures in one request"),
+        (_limit_of_option(arguments, UNDER_WAY), _list_under_way, "request", "requests under way at once"),
     ]
-    for limit, list_uses, what in limits:
-        for count, use in list_uses(asked) if limit else ():
-            if limit and count > limit.most:
-                told = f"{use} asks for {count:,} {what}, of which {limit.option} allows {limit.most:,}: vLLM refuses that"
-                yield Finding(kind="refused-request", name=limit.option, told=told)
+    for limit, list_uses, one, several in limits:
+        for use in list_uses(asked) if limit else ():
+            if limit and use.count > limit.most:
+                many = f"{use.count:,} {several}, of which {limit.option} allows {limit.most:,}"
+                told = f"{use.name} asks for {many if use.count > 1 else f'a {one}, and {limit.option} allows none'}"
+                finding = Finding(kind="refused-request", name=limit.option, told=f"{told}: vLLM refuses that")
+                yield Refused(finding, use.place)
 
 
 def picture_limits(server: ServerPlan, version: str) -> PictureLimits:
@@ -145,39 +163,60 @@ def _read_mapping(value: JsonValue) -> dict[str, JsonValue]:
 
 def _list_logprobs(asked: Requests) -> Iterator[Use]:
     if asked.wants("logprobs"):
-        yield OTHER_LOGPROBS, "the contract"
+        yield Use(OTHER_LOGPROBS, *THE_CONTRACT)
     if asked.paths:
-        yield PATHS_LOGPROBS, "the stage paths"
+        yield Use(PATHS_LOGPROBS, *THE_PATHS)
     if asked.scores_texts:
-        yield OTHER_LOGPROBS, "the stage likelihood"
-    yield from ((OTHER_LOGPROBS, settings.task) for settings, about in asked.tasks if about and not about.generates)
+        yield Use(OTHER_LOGPROBS, "the stage likelihood", "likelihood")
+    for settings, about in asked.tasks:
+        if about and not about.generates:
+            yield Use(OTHER_LOGPROBS, settings.task, _place_of(settings))
 
 
 def _list_stops(asked: Requests) -> Iterator[Use]:
     if asked.wants("stop"):
-        yield CONTRACT_STOPS, "the contract"
+        yield Use(CONTRACT_STOPS, *THE_CONTRACT)
     for settings, about in asked.tasks:
         of_task = about.stops if about and about.generates else 0
         stops = of_task if settings.stop is None else len(settings.stop)
-        yield (min(stops, CHAT_STOPS) if settings.api == "chat" else stops), settings.task
+        yield Use(min(stops, CHAT_STOPS) if settings.api == "chat" else stops, settings.task, _place_of(settings))
 
 
 def _list_replies(asked: Requests) -> Iterator[Use]:
     if asked.wants("n") or asked.wants("seed"):
-        yield CONTRACT_REPLIES, "the contract"
+        yield Use(CONTRACT_REPLIES, *THE_CONTRACT)
 
 
 def _list_pictures(asked: Requests) -> Iterator[Use]:
     if asked.wants("vision_two"):
-        yield 2, "the contract's vision"
-    yield from ((1, f"{settings.task}, at least,") for settings, about in asked.tasks if about and about.shows_pictures)
+        yield Use(2, "the contract's vision", "contract")
+    for settings, about in asked.tasks:
+        if about and about.shows_pictures:
+            yield Use(1, f"{settings.task}, at least,", _place_of(settings))
 
 
 def _list_under_way(asked: Requests) -> Iterator[Use]:
     if asked.wants("many"):
-        yield CONTRACT_AT_ONCE, "the contract"
-    yield from ((num_concurrent(settings, asked.server), settings.task) for settings, _ in asked.tasks)
+        yield Use(CONTRACT_AT_ONCE, *THE_CONTRACT)
+    for settings, _ in asked.tasks:
+        at_once = min(
+            num_concurrent(settings, asked.server), largest_block(settings.num_questions, sequential=settings.sequential)
+        )
+        yield Use(at_once, settings.task, _place_of(settings))
     if asked.clients is not None:
-        yield asked.clients, "the load"
+        yield Use(asked.clients, "the load", "load")
         if asked.paths:
-            yield asked.paths.num_concurrent or min(asked.clients, PATHS_AT_ONCE), "the stage paths"
+            yield Use(asked.paths.num_concurrent or min(asked.clients, PATHS_AT_ONCE), *THE_PATHS)
+    if asked.sweep:
+        yield from _list_of_sweep(asked.sweep, asked.server.most_requests or asked.clients)
+
+
+def _list_of_sweep(sweep: Sweep, by_default: int | None) -> Iterator[Use]:
+    """The curve asks for all its clients, a search for no more than so many."""
+    yield Use(max(sweep.concurrencies, default=0), "the sweep", "sweep")
+    if sweep.slo and "concurrency" in sweep.search:
+        yield Use(sweep.most_concurrency or by_default or 0, "the sweep's search, at most,", "sweep")
+
+
+def _place_of(settings: Accuracy) -> str:
+    return f"accuracy.{settings.task}"

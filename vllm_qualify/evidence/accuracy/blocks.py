@@ -51,14 +51,23 @@ def plan_steps(
     or the settings' seed where nothing was drawn.
     """
     asked = _shuffle_by_hash(list(range(available)), settings.seed, "asked")[: settings.num_questions]
-    blocks = max(1, min(BLOCKS, len(asked) // LEAST_BLOCK)) if sequential else 1
-    bounds = [len(asked) * block // blocks for block in range(blocks + 1)]
+    bounds = _bounds_of(len(asked), sequential=sequential)
     steps: list[QuestionBlock] = []
     for repetition in range(1, repetitions + 1):
         shuffled = _shuffle_by_hash(asked, order or settings.seed, repetition)
         parts = enumerate(pairwise(bounds), start=1)
         steps += [QuestionBlock(repetition, block, shuffled[begin:end], order=order) for block, (begin, end) in parts]
     return steps
+
+
+def largest_block(questions: int, *, sequential: bool) -> int:
+    """How many of the questions are asked together at most. Repetitions come one after another."""
+    return max(end - begin for begin, end in pairwise(_bounds_of(questions, sequential=sequential)))
+
+
+def _bounds_of(questions: int, *, sequential: bool) -> list[int]:
+    blocks = max(1, min(BLOCKS, questions // LEAST_BLOCK)) if sequential else 1
+    return [questions * block // blocks for block in range(blocks + 1)]
 
 
 def _shuffle_by_hash(questions: list[int], seed: int | str, what: object) -> list[int]:

@@ -43,10 +43,14 @@ LookUp = Callable[[str, Path | None], TaskFile | Finding | UntoldError]
 
 
 class Told(NamedTuple):
-    """What lm-eval's files say of an asked task: the problems, and in words what they do not say."""
+    """What is said of an asked task, or of other requests: the problems, and in words what nobody says.
+
+    `place` is the recipe's key that asks.
+    """
 
     problems: list[Finding]
     unknown: list[str]
+    place: str = "accuracy"
 
 
 def with_tasks(checked: Checked, loaded: LoadedRecipe, choice: Choice) -> Checked:
@@ -59,7 +63,7 @@ def with_tasks(checked: Checked, loaded: LoadedRecipe, choice: Choice) -> Checke
     servers = dict.fromkeys(_cells_of_others(loaded, choice)) | dict(checked.servers)
     told = [(cell, each) for cell, server in servers.items() for each in _tell_cell(loaded, cell, server, look_up)]
     refused = [
-        (cell, list(find_refused(_requests_of(loaded, cell, server, checked.version, look_up))))
+        (cell, [each.finding for each in find_refused(_requests_of(loaded, cell, server, checked.version, look_up))])
         for cell, server in checked.servers.items()
     ]
     findings = group_by_finding([*((cell, each.problems) for cell, each in told), *refused])
@@ -94,6 +98,7 @@ def _requests_of(loaded: LoadedRecipe, cell: str, server: ServerPlan, version: s
         scores_texts=recipe.likelihood is not None and server.engine_kind.scores_prompts,
         tasks=[(each, _described(each, _folder_of(loaded, each), look_up)) for each in recipe.accuracy],
         clients=profile.load.count_clients(most_clients(server, profile.fit)),
+        sweep=profile.sweep,
     )
 
 
@@ -118,7 +123,8 @@ def check_planned_tasks(plans: Sequence[CellPlan]) -> list[str]:
         for task in plan.accuracy
     ]
     look_up = cache(_look_up)
-    refused = [Told(list(find_refused(_planned_requests(plan, look_up))), []) for plan in plans]
+    found = [each for plan in plans for each in find_refused(_planned_requests(plan, look_up))]
+    refused = [Told([each.finding], [], each.place) for each in found]
     return _check(asked, look_up, refused)
 
 
@@ -131,16 +137,20 @@ def _planned_requests(plan: CellPlan, look_up: LookUp) -> Requests:
         scores_texts=plan.likelihood is not None,
         tasks=[(task.settings, _described(task.settings, task.folder, look_up)) for task in plan.accuracy],
         clients=plan.load.max_concurrency,
+        sweep=plan.sweep,
     )
 
 
 def _check(asked: Iterable[Asked], look_up: LookUp | None = None, beside: Sequence[Told] = ()) -> list[str]:
     look_up = look_up or cache(_look_up)
     told = [*(_tell(each, look_up) for each in asked), *beside]
-    if problems := dict.fromkeys(problem for each in told for problem in each.problems):
-        first, *others = problems
+    places: dict[Finding, str] = {}
+    for place, problem in ((each.place, problem) for each in told for problem in each.problems):
+        places.setdefault(problem, place)
+    if places:
+        (first, place), *others = places.items()
         more = f" ({len(others)} more after this)" if others else ""
-        raise CallerError(first.told + more, "mend the recipe; vllm-qualify recipe check shows every problem", "accuracy")
+        raise CallerError(first.told + more, "mend the recipe; vllm-qualify recipe check shows every problem", place)
     return list(dict.fromkeys(line for each in told for line in each.unknown))
 
 
