@@ -156,6 +156,32 @@ MINERVA = Case(
 )
 
 
+# Answers that are all dates, and examples that are not.
+DATES = Case(
+    task="dates",
+    rows=[{"question": "When is a?", "answer": "2024-01-31"}, {"question": "When is b?", "answer": "2023-05-06"}],
+    replies={"When is b?": "2023-05-06 00:00:00", "When is a?": "2024-01-31"},
+    scores={"exact_match,none": [1, 0]},
+    shots=[{"question": "Who is c?", "answer": "Ann"}],
+    num_fewshot=1,
+    own={
+        "dates.yaml": json.dumps(
+            {
+                "task": "dates",
+                "dataset_path": "json",
+                "test_split": "test",
+                "fewshot_split": "train",
+                "doc_to_text": "{{question}}",
+                "doc_to_target": "{{answer}}",
+                "output_type": "generate_until",
+                "generation_kwargs": {"until": ["\n"], "max_gen_toks": 16},
+                "metric_list": [{"metric": "exact_match"}],
+            }
+        )
+    },
+)
+
+
 def plan_of(case: Case, folder: Path) -> TaskPlan:
     files = [(folder / f"{name}.jsonl", rows) for name, rows in (("test", case.rows), ("shots", case.shots)) if rows]
     for file, rows in files:
@@ -174,7 +200,7 @@ def check(case: Case, folder: Path) -> None:
     assert {name: [answer.scores[name] for answer in answers] for name in case.scores} == case.scores
 
 
-@pytest.mark.parametrize("case", [GSM8K, PLATINUM, MMLU_PRO, GPQA, MATH500, AIME], ids=lambda case: case.task)
+@pytest.mark.parametrize("case", [GSM8K, PLATINUM, MMLU_PRO, GPQA, MATH500, AIME, DATES], ids=lambda case: case.task)
 def test_scores_are_those_computed_by_hand(case: Case, tmp_path: Path) -> None:
     check(case, tmp_path)
 

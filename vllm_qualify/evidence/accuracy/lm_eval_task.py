@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from vllm_qualify.evidence.accuracy import lm_eval_internals as internals
 from vllm_qualify.evidence.accuracy.letters import GENERATES, TASK, Job, RefusedError, TaskReply, write_whole
+from vllm_qualify.evidence.accuracy.local_questions import JSON, Readable, make_readable
 from vllm_qualify.evidence.accuracy.long import fitting
 from vllm_qualify.evidence.accuracy.pictures import WRITE_IT_SO, Pictures, UnusablePictureError
 from vllm_qualify.evidence.accuracy.tools import questions
@@ -207,13 +208,16 @@ class LoadedTask:
         folder.mkdir()
         for name in self.found.names:
             entry = self.found.manager.task_index[name]
-            test, shots = file_of(self.job.test, name), file_of(self.job.shots, name)
+            files = [file for given in (self.job.test, self.job.shots) if (file := file_of(given, name))]
+            # What has a reader of its own gets the files as they are.
+            own = "custom_dataset" in entry.cfg
+            form, (test, *shots) = Readable(JSON, files) if own else make_readable(files, folder, name)
             local = {
                 "include": str(entry.yaml_path),
                 "task": name,
-                "dataset_path": "json",
+                "dataset_path": form,
                 "dataset_name": None,
-                **internals.local_data(entry.cfg, str(test), str(shots) if shots else None),
+                **internals.local_data(entry.cfg, str(test), str(shots[0]) if shots else None),
             }
             entry.yaml_path = folder / f"{name}.yaml"
             YAML(typ="safe").dump(local, entry.yaml_path)
