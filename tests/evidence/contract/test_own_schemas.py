@@ -75,6 +75,15 @@ def test_a_reply_that_does_not_fit_its_schema_is_told(texts: dict[str, str], fin
     assert finding in row.finding
 
 
+def test_a_deep_reply_to_a_schema_that_contains_itself_is_told(measure_server: Measure) -> None:
+    tree: Document = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
+    own = [OwnSchema(name="order", prompt="Draw a tree.", json_schema=tree)]
+    deep = '{"a":' * 400 + "{}" + "}" * 400
+    rows = measure_server(writing(order=deep), CONTRACT.model_copy(update={"schemas": own}))
+    assert "is nested too deeply to be held to it" in (rows[OWN_SCHEMAS].finding or "")
+    assert measure_server(writing(order='{"a": {}}'), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS].value == 1.0
+
+
 def test_a_schema_that_is_refused_is_told_by_the_servers_words(measure_server: Measure) -> None:
     class Refuses(writing()):  # type: ignore[misc]  # a class that a function makes
         def speak(self, request: Document) -> Document:
@@ -124,7 +133,14 @@ def test_a_recipe_has_its_schemas_as_they_are_or_in_files(tmp_path: Path) -> Non
     [
         ({"type": "objekt"}, "is no JSON schema"),
         ({"$ref": "https://example.org/schema.json"}, "refers to what is not in it"),
+        ({"$schema": ["draft-07"]}, r"its \$schema is no text"),
+        ({"$ref": "#"}, "refers to itself without an end: #"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself without an end"),
+        ({"type": "array", "items": {"$ref": "#/$defs/word"}}, "refers to what is not in it: #/.defs/word"),
+        ({"$ref": "#word"}, "refers to what is not in it: #word"),
         ("missing.json", "cannot be read"),
+        ("~nobody-of-this-name/schema.json", "cannot be read"),
+        ("/dev/zero", "is no JSON object"),
         ("broken.json", "is no JSON object"),
     ],
 )

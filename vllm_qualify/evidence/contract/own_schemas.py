@@ -44,6 +44,13 @@ def _check_kept(replies: Transcript, schema: OwnSchema) -> None:
         document = json.loads(spoken.content)
     except (ValueError, RecursionError) as error:
         raise BrokenError(f"the reply to the schema '{schema.name}' is no JSON: {shorten(spoken.content)}; {ended}") from error
-    fault = next(validators.validator_for(schema.json_schema)(schema.json_schema).iter_errors(document), None)
+    validator = validators.validator_for(schema.json_schema)(schema.json_schema)
+    try:
+        fault = next(validator.iter_errors(document), None)
+    except RecursionError as error:
+        deep = (
+            f"the reply to the schema '{schema.name}' is nested too deeply to be held to it: {shorten(spoken.content)}; {ended}"
+        )
+        raise BrokenError(deep) from error
     why = f"{fault.json_path}: {fault.message[:300]}" if fault else ""
     need(not fault, f"the reply does not fit the schema '{schema.name}', {why}: {shorten(spoken.content)}")
