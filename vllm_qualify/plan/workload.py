@@ -193,7 +193,7 @@ def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str
 def _has_text(line: bytes, key: str) -> bool:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(row, dict) and isinstance(row.get(key), str) and bool(row[key])
 
@@ -226,7 +226,7 @@ def _limit_of_model(server: ServerPlan) -> int | None:
     (folder, *_) = server.local_paths
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # The engine tells what is wrong with it.
         return None
     if not isinstance(config, dict) or any(_is_stretched(config.get(name)) for name in ("rope_scaling", "rope_parameters")):

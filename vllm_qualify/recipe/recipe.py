@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.accuracy import LEAST_REPETITIONS, Accuracy, Likelihood, Smoke
 from vllm_qualify.recipe.contract import Capabilities, Capability, OwnSchemas, checks_of
 from vllm_qualify.recipe.gates import Gate, Gates, MaxLossSinceAnchor, Waiver
@@ -368,5 +369,7 @@ class LoadedRecipe(Frozen):
     folder: Path
 
     def path(self, relative: str) -> Path:
-        """An absolute path for a path written in the recipe."""
+        """An absolute path for a path written in the recipe. Raises CallerError if no file system has such a path."""
+        if "\0" in relative:
+            raise CallerError(f"{relative!r} is no path", "mend the path in the recipe", "RECIPE")
         return (self.folder / expand_home(relative)).resolve()

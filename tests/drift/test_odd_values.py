@@ -1,9 +1,10 @@
-"""A text of JSON that is nested too deeply is a value that an engine may refuse, and never a fault of this project."""
+"""Values nested too deeply, and paths that no file system has: an engine may refuse them, and nothing here ends by them."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.builders.made_servers import server_of
 from tests.builders.task_recipes import GSM8K, SCORE, loaded, made
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import check_recipe
@@ -11,6 +12,7 @@ from vllm_qualify.engine.server import config_text
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence.accuracy.checked_tasks import with_tasks
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.plan.workload import likelihood_plan, limit_of
 
 DEEP = "[" * 100_000
 OPTIONS = (
@@ -33,4 +35,26 @@ def test_a_deep_text_of_drafts_is_refused(tmp_path: Path) -> None:
     recipe = loaded(tmp_path, made({"speculative-config": DEEP}, [GSM8K], [SCORE]))
     candidate = find_candidate("0.32.0", None, None, lambda _: None)
     with pytest.raises(CallerError, match="is not a JSON object"):
+        check_recipe(recipe, Choice(), candidate, tmp_path / "cache")
+
+
+def test_a_deep_line_of_a_file_of_texts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(DEEP + "\n")
+    document = made({}, [GSM8K], [SCORE]) | {"likelihood": {"texts": "texts.jsonl"}}
+    recipe = loaded(tmp_path, document)
+    with pytest.raises(CallerError, match="line 1 is no"):
+        likelihood_plan(recipe, recipe.recipe.likelihood, server_of("org/model"), [])
+
+
+def test_a_deep_configuration_says_no_length(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(DEEP)
+    assert limit_of(server_of(tmp_path)) is None
+
+
+@pytest.mark.parametrize("key", ["questions", "task_folder"])
+def test_a_path_that_no_file_system_has_is_refused(key: str, tmp_path: Path) -> None:
+    given = {"test": "a\0b"} if key == "questions" else "a\0b"
+    recipe = loaded(tmp_path, made({}, [GSM8K | {key: given}], [SCORE]))
+    candidate = find_candidate("0.32.0", None, None, lambda _: None)
+    with pytest.raises(CallerError, match="is no path"):
         check_recipe(recipe, Choice(), candidate, tmp_path / "cache")
