@@ -70,7 +70,7 @@ class _Limit(NamedTuple):
 class Use(NamedTuple):
     """How many are asked for, by what, and the recipe's key that says so."""
 
-    count: int
+    wanted: int
     name: str
     place: str
 
@@ -96,9 +96,9 @@ def find_refused(asked: Requests) -> Iterator[Refused]:
     ]
     for limit, list_uses, one, several in limits:
         for use in list_uses(asked) if limit else ():
-            if limit and use.count > limit.most:
-                many = f"{use.count:,} {several}, of which {limit.option} allows {limit.most:,}"
-                told = f"{use.name} asks for {many if use.count > 1 else f'a {one}, and {limit.option} allows none'}"
+            if limit and use.wanted > limit.most:
+                many = f"{use.wanted:,} {several}, of which {limit.option} allows {limit.most:,}"
+                told = f"{use.name} asks for {many if use.wanted > 1 else f'a {one}, and {limit.option} allows none'}"
                 finding = Finding(kind="refused-request", name=limit.option, told=f"{told}: vLLM refuses that")
                 yield Refused(finding, use.place)
 
