@@ -7,6 +7,7 @@
 #   the column that is no date all stay text. "12:30" and "007" stay text. Naming the column's type as a text does not bring the text back: it has the time of day then.
 # Why: pyarrow's reader of JSON takes texts in the form of ISO 8601 for times, by the whole column, before datasets applies a type (packaged_modules/json).
 # Cost to us: none that was met. Right answers of a task with dates in a local file would be wrong, and right again with a single "unknown" among them.
+#   Local files with such text are given as Parquet since.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
