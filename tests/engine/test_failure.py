@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
+from tests.builders.signs import SAID as LINES_SAID
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
 
 # Some hundred times what it takes.
 HOSTILE_LIMIT_S = 20.0
@@ -394,7 +395,7 @@ def test_a_line_without_end_is_cut() -> None:
 
 
 def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
-    signs = [*SIGNS, *GENERAL_SIGNS]
+    signs = [*SIGNS, *GENERAL_SIGNS, *LAST_SIGNS]
     patterns = {sign.pattern.pattern for sign in signs}
     by_log = {
         sign.pattern.pattern
@@ -406,7 +407,7 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
     by_log |= {
         sign.pattern.pattern for sign in signs for kinds, text in told if sign.kind in kinds and sign.pattern.search(text)
     }
-    by_line = {sign.pattern.pattern for sign in signs for line, _, _ in MADE if sign.pattern.search(line)}
+    by_line = {sign.pattern.pattern for sign in signs for line, *_ in [*MADE, *LINES_SAID] if sign.pattern.search(line)}
     assert by_log | by_line == patterns
 
 
@@ -477,11 +478,13 @@ RUNTIME = "ImportError: libcudart.so.13: cannot open shared object file: No such
 CUBIN = "RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14)."
 
 
-@pytest.mark.parametrize("said", [LINKED, RUNTIME, CUBIN])
-def test_a_broken_package_is_the_images_owners_or_on_a_bare_host_the_operators(said: str) -> None:
+@pytest.mark.parametrize(("said", "has_remedy"), [(LINKED, False), (RUNTIME, False), (CUBIN, True)])
+def test_a_broken_package_is_the_images_owners_or_on_a_bare_host_the_operators(said: str, has_remedy: bool) -> None:
+    """What a sign says to do itself is kept."""
     bare, inside = classify_log(said, FAILED), classify_log(said, FAILED, in_image=True)
     assert (bare.kind, bare.whose_turn, bare.retry) == ("broken-installation", "host", False)
-    assert inside == bare.model_copy(update={"whose_turn": "release", "remedy": IN_AN_IMAGE["broken-installation"].remedy})
+    remedy = bare.remedy if has_remedy else IN_AN_IMAGE["broken-installation"].remedy
+    assert inside == bare.model_copy(update={"whose_turn": "release", "remedy": remedy})
 
 
 @pytest.mark.parametrize(

@@ -8,4 +8,4 @@ from vllm_qualify.engine.failure.signs import ends, gpus, host, memory, models, 
 from vllm_qualify.engine.failure.signs.sign import Sign
 
 SIGNS: list[Sign] = [*options.SIGNS, *models.SIGNS, *support.SIGNS, *memory.SIGNS, *gpus.SIGNS, *host.SIGNS, *ends.SIGNS]
-GENERAL_SIGNS = ends.GENERAL_SIGNS
+GENERAL_SIGNS, LAST_SIGNS = ends.GENERAL_SIGNS, ends.LAST_SIGNS

@@ -73,6 +73,16 @@ GENERAL_SIGNS = [
         "the model could not be compiled: {what}",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
+    # What takes NCCL's place: between nodes for experts, and on Intel's cards.
+    make_sign(
+        "nccl-failure",
+        r"(?P<what>/nvshmem/[^\n]{1,200}: (?:non-zero status|NULL value)[^\n]{1,100}|nvshmem initialization failed"
+        r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
+        "the GPUs could not be connected: {what}",
+        "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
+    ),
+    # Ray tries again for a while.
+    make_sign("rendezvous", r"Failed to connect to GCS at address [^\n]{1,100}", "the ranks did not meet: {whole}"),
     make_sign(
         "driver-too-old",
         r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}",
@@ -80,7 +90,9 @@ GENERAL_SIGNS = [
         "restart this host, or load the driver anew: it was updated while it ran",
     ),
     make_sign(
-        "no-gpu", r"NVMLError(?P<name>_\w{1,60})?: (?P<why>[^\n]{1,100})", "this host's driver refuses to name its GPUs: {why}"
+        "no-gpu",
+        r"NVMLError(?!_NotSupported)(?P<name>_\w{1,60})?: (?P<why>[^\n]{1,100})",
+        "this host's driver refuses to name its GPUs: {why}",
     ),
     make_sign(
         "unsupported-gpu",
@@ -102,12 +114,6 @@ GENERAL_SIGNS = [
         r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}",
         "kernels for the GPU could not be built: {whole}",
     ),
-    # NCCL warns of what it does without, too.
-    make_sign(
-        "nccl-failure",
-        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|[^\n]{0,200}\b(?:ignor|retry|falling|disabl|skip))[^\n]{1,200})",
-        "NCCL: {what}",
-    ),
     make_sign(
         "unknown",
         r"(?P<what>Model architectures? [^\n]{1,200} failed to be inspected)",
@@ -118,4 +124,15 @@ GENERAL_SIGNS = [
         r"^ +(?:Value error|Assertion failed), (?P<why>.+?)(?= \[type=|$)",
         "vLLM refuses the configuration: {why}",
     ),
+]
+
+# Words that a healthy start may have, too: they count only where nothing else tells why the server ended.
+LAST_SIGNS = [
+    # NCCL warns of what it does without, and of what may become slow.
+    make_sign(
+        "nccl-failure",
+        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|NUMA auto|Missing \""
+        r"|(?i:[^\n]{0,200}(?:ignor|retry|falling|disabl|skip|can lead to)))[^\n]{1,200})",
+        "NCCL: {what}",
+    )
 ]

@@ -23,7 +23,12 @@ SIGNS = [
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: [^(\n]+",
         "the server found no GPU that it can use: {whole}",
     ),
-    make_sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
+    # The container's toolkit puts the driver's libraries into a container; an image without them has empty files.
+    make_sign(
+        "no-gpu",
+        r"lib(?:cuda|nvidia-ml)\.so(?:\.\d{1,6}){0,4}: (?:cannot open shared object file|file too short|invalid ELF header)",
+        "the server found no NVIDIA driver: {whole}",
+    ),
     make_sign(
         "too-few-gpus",
         r"World size \((?P<ranks>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
@@ -62,14 +67,6 @@ SIGNS = [
         "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
     ),
     make_sign("nccl-failure", r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'", "NCCL: {what}"),
-    # What takes NCCL's place: between nodes for experts, and on Intel's cards.
-    make_sign(
-        "nccl-failure",
-        r"(?P<what>/nvshmem/[^\n]{1,200}: (?:non-zero status|NULL value)[^\n]{1,100}|nvshmem initialization failed"
-        r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
-        "the GPUs could not be connected: {what}",
-        "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
-    ),
     make_sign(
         "nccl-failure",
         r"RPC call to (?P<call>\w{1,60}) timed out",
@@ -84,7 +81,7 @@ SIGNS = [
         r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
         r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
-        r"|Failed to connect to GCS at address [^\n]{1,100}|ZMQError: Cannot assign requested address[^\n]{0,100}"
+        r"|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
     ),

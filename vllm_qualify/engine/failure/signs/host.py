@@ -3,8 +3,13 @@
 from vllm_qualify.engine.failure.signs.sign import make_sign
 
 _NVCC_REMEDY = (
-    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
+    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or take an image that has it; for "
     "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too"
+)
+# Where Triton, torch, vLLM and kernels' packages keep what they compiled.
+_CACHES = (
+    r"(?:\.triton|torchinductor|torch_compile_cache|torch_extensions"
+    r"|\.cache/(?:vllm|flashinfer|torch|triton|tvm-ffi|deep_gemm|tilelang|aiter))"
 )
 
 SIGNS = [
@@ -40,6 +45,21 @@ SIGNS = [
         "what compiles kernels for the GPU found no {program}",
         _NVCC_REMEDY,
     ),
+    # What was compiled and kept lies outside the image, and so does what a host mounts: before the sign of all imports.
+    make_sign(
+        "compile-cache",
+        rf"(?P<file>/\S{{0,300}}{_CACHES}\S{{0,200}}): (?P<why>file too short|invalid ELF header|undefined symbol: \S{{1,200}}"
+        r"|cannot open shared object file[^\n]{0,60})",
+        "what an earlier start compiled and kept is broken, or of another version: {file}: {why}",
+        needs=(".so: ",),
+    ),
+    make_sign(
+        "no-permission",
+        r"(?P<file>/\S{1,300}): failed to map segment from shared object",
+        "{file} is on a file system whose programs may not run (noexec)",
+        "let the server's caches and TMPDIR be on a file system that is mounted without noexec",
+        needs=(": failed to map segment from shared object",),
+    ),
     # After the sign for the driver's own library, which has another remedy.
     make_sign(
         "broken-installation",
@@ -51,12 +71,6 @@ SIGNS = [
         r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph"
         r"|artifact|function)s?[^\n]{0,100}",
         "what an earlier start compiled and kept is broken: {whole}",
-    ),
-    make_sign(
-        "compile-cache",
-        r"(?P<file>/\S{0,300}(?:\.triton|torchinductor|torch_compile_cache|\.cache/(?:vllm|flashinfer))\S{0,200}): "
-        r"(?:file too short|invalid ELF header|cannot open shared object file[^\n]{0,60})",
-        "what an earlier start compiled and kept is broken: {file}",
     ),
     make_sign(
         "compile-cache",
@@ -81,6 +95,7 @@ SIGNS = [
         r"Version mismatch: The cluster was started with:",
         "Ray's cluster and the engine have different versions of Ray or Python",
         "start the cluster from the same image or environment as the server",
+        of_image=False,
     ),
     make_sign(
         "process-limit",
@@ -124,13 +139,13 @@ SIGNS = [
         "broken-installation",
         r"flashinfer-cubin version \((?P<one>[^)\n]{1,40})\) does not match flashinfer version \((?P<other>[^)\n]{1,40})\)",
         "flashinfer is {other} and flashinfer-cubin is {one}",
-        "install flashinfer and flashinfer-cubin of one version, or serve an image",
+        "install flashinfer and flashinfer-cubin of one version, or take an image that has them of one",
     ),
     make_sign(
         "broken-installation",
         r"'_OpNamespace' '(?P<name>\w{1,60})' object has no attribute '(?P<op>\w{1,100})'",
         "vLLM's own compiled library {name} did not load, or lacks {op}",
-        "see the log's warning about it; install vLLM anew with the torch that it was built for, or serve an image",
+        "see the log's warning about it; install vLLM anew with the torch that it was built for, or take another image",
     ),
     make_sign(
         "broken-installation",

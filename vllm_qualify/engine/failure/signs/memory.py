@@ -90,8 +90,17 @@ SIGNS = [
     ),
     make_sign(
         "out-of-memory",
-        r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
+        r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory|shared object: Cannot allocate memory"
+        r"|LLVM ERROR: out of memory[^\n]{0,60}",
         "the host's memory ran out: {whole}",
+    ),
+    # The kernel's OOM killer ends a compiler; the words are those of gcc, clang and nvcc.
+    make_sign(
+        "out-of-memory",
+        r"Killed signal terminated program \w{1,40}|unable to execute command: Killed"
+        r"|'\w{1,40}' died due to signal 9\b[^\n]{0,40}",
+        "the host's memory ran out, and a compiler was killed: {whole}",
+        "raise the container's or the host's memory, or set MAX_JOBS to a lower number: each job is a compiler",
     ),
     make_sign(
         "kv-cache-too-small",

@@ -19,6 +19,7 @@ SIGNS = [
         "unknown-model",
         r"(?<!\S)(?P<repo>\S+) is not a local folder and is not a valid model identifier",
         "there is no model {repo}: neither a folder nor a repository of the hub",
+        needs=(" is not a local folder",),
     ),
     make_sign(
         "unknown-revision",
@@ -26,7 +27,10 @@ SIGNS = [
         "the model {repo} has no revision {revision}",
     ),
     make_sign(
-        "unknown-revision", r"(?<!\S)(?P<revision>\S+) is not a valid git identifier", "the model has no revision {revision}"
+        "unknown-revision",
+        r"(?<!\S)(?P<revision>\S+) is not a valid git identifier",
+        "the model has no revision {revision}",
+        needs=(" is not a valid git identifier",),
     ),
     make_sign(
         "gated-model",
@@ -85,6 +89,7 @@ SIGNS = [
         "unsupported-architecture",
         r"(?P<name>\w{1,100}) has no vLLM implementation and the Transformers implementation is not compatible",
         "this vLLM version has no implementation of {name}, and that of transformers does not fit",
+        needs=(" has no vLLM implementation",),
     ),
     make_sign(
         "unsupported-architecture",
@@ -120,6 +125,7 @@ SIGNS = [
         "incomplete-model",
         r"(?P<model>\S{1,300}) does not appear to have (?:a file named (?P<file>\S{1,200})|files? )",
         "the model {model} lacks a file: {whole}",
+        needs=(" does not appear to have ",),
     ),
     make_sign("incomplete-model", r"Entry Not Found for url: (?P<url>\S{1,300}?)\.?$", "the hub has no such file: {url}"),
     make_sign(

@@ -1,0 +1,76 @@
+"""What a sign matches, what it leaves alone, and whose turn it names."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.builders.failures import CASES, FAILED, MADE_CASES
+from tests.builders.signs import NCCL, SAID
+from vllm_qualify.engine.failure.classify import READY, classify_log
+from vllm_qualify.engine.failure.meanings import FailureClass, Turn
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
+
+GPU_LOGS = Path(__file__).parents[3] / "shared" / "data" / "h200"
+HEALTHY = sorted(path for path in GPU_LOGS.glob("*.server.log") if not path.name.startswith("fails-"))
+# What healthy starts log, too.
+SURVIVED = [
+    f"{NCCL}NUMA auto-detection is off",
+    f'{NCCL}Missing "iommu=pt" from the kernel command line which can lead to system instability or hang!',
+    f"{NCCL}Ignoring the value of NCCL_MADE",
+    f"{NCCL}Retrying the connection to 192.0.2.1",
+    f"{NCCL}Kernel is older than 5.1, which CAN LEAD TO hangs",
+    f"{NCCL}NET/Plugin: made",
+    "pynvml.NVMLError_NotSupported: Not Supported",
+    "vm:31685:31685 [0] NCCL INFO ncclOsDlopen(libnccl-env.so) failed: libnccl-env.so: cannot open shared object file: No such "
+    "file or directory",
+    "[2026-01-01 00:00:00,000 W 1 1] made.cc:9: Failed to connect to GCS at address 192.0.2.1:6379 within 5 seconds.",
+    "2026-01-01 00:00:00,000\tWARNING worker.py:1843 -- OSError: [Errno 28] No space left on device",
+    "WARNING:made.module:OSError: [Errno 28] No space left on device",
+]
+SMALL = "torch.OutOfMemoryError: CUDA out of memory."
+# Words that tell something only where nothing else in the log does.
+WEAK = [
+    "[2026-01-01 00:00:00,000 E 1 1] gcs.h:179: Failed to connect to GCS at address 192.0.2.1:6379 within 5 seconds.",
+    "/opt/nvshmem/src/init.cu:1007: non-zero status: 7 nvshmem setup connections failed",
+    f"{NCCL}Could not find real path of /sys/class/made",
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "bare", "inside"), SAID, ids=[said[-60:] for said, *_ in SAID])
+def test_a_line_tells_the_class_and_whose_turn_it_is(said: str, kind: FailureClass, bare: Turn, inside: Turn) -> None:
+    failures = [classify_log(said, FAILED, in_image=in_image) for in_image in (False, True)]
+    assert [(failure.kind, failure.whose_turn) for failure in failures] == [(kind, bare), (kind, inside)], failures[0].problem
+
+
+@pytest.mark.parametrize("said", SURVIVED)
+def test_what_a_healthy_start_logs_is_no_sign(said: str) -> None:
+    assert classify_log(said, FAILED).kind == "unknown"
+
+
+@pytest.mark.parametrize("said", WEAK)
+def test_words_that_a_start_may_survive_give_way_to_any_other_cause(said: str) -> None:
+    assert classify_log(f"{said}\n{SMALL}\n", FAILED).kind == "cuda-out-of-memory"
+
+
+def test_nccls_warnings_give_way_to_a_general_sign_and_to_a_killed_process() -> None:
+    for line, kind in (
+        ("OSError: [Errno 28] No space left on device: '/made'", "disk-full"),
+        ("(APIServer pid=1) ERROR 11-20 12:00:00 [made.py:1] Engine core proc EngineCore_DP0 died unexpectedly", "killed"),
+    ):
+        assert classify_log(f"{WEAK[2]}\n{line}\n", FAILED).kind == kind
+
+
+@pytest.mark.skipif(not HEALTHY, reason="the logs of GPU runs are not here")
+@pytest.mark.parametrize("path", HEALTHY, ids=lambda path: path.name)
+def test_no_sign_is_in_a_healthy_start_on_a_gpu(path: Path) -> None:
+    """Also not if the server had ended without a word."""
+    for log in (path.read_text(), path.read_text().replace(READY, "")):
+        assert classify_log(log, FAILED).kind == "unknown"
+
+
+def test_a_sign_needs_only_words_that_its_matches_have() -> None:
+    texts = [case.text for case in [*CASES, *MADE_CASES]]
+    for sign in [*SIGNS, *GENERAL_SIGNS, *LAST_SIGNS]:
+        for text in texts if sign.needs else []:
+            matches = [match[0] for match in sign.pattern.finditer(text)]
+            assert [match for match in matches if not any(words in match for words in sign.needs)] == []
