@@ -1,5 +1,8 @@
 """Lines of logs, as the software says them, and whose turn each names."""
 
+import json
+from pathlib import Path
+
 from vllm_qualify.engine.failure.meanings import FailureClass, Turn
 
 ASSERTED = """Traceback (most recent call last):
@@ -72,4 +75,9 @@ SAID: list[tuple[str, FailureClass, Turn, Turn]] = [
     ("RuntimeError: SM 120 requires CUDA >= 12.8", "broken-installation", "host", "release"),
     ("/opt/nvshmem/src/init.cu:1007: non-zero status: 7 nvshmem setup connections failed", "nccl-failure", "host", "host"),
     (f"{NCCL}Could not find real path of /sys/class/made", "nccl-failure", "host", "host"),
+]
+# Words of many programs, each with the class and the turn on a bare host.
+LINES: list[tuple[str, FailureClass, Turn]] = [
+    (line["said"], line["kind"], line["turn"])
+    for line in json.loads((Path(__file__).parents[1] / "engine" / "lines.json").read_text())
 ]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
+from tests.builders.signs import LINES
 from tests.builders.signs import SAID as LINES_SAID
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
@@ -407,7 +408,7 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
     by_log |= {
         sign.pattern.pattern for sign in signs for kinds, text in told if sign.kind in kinds and sign.pattern.search(text)
     }
-    by_line = {sign.pattern.pattern for sign in signs for line, *_ in [*MADE, *LINES_SAID] if sign.pattern.search(line)}
+    by_line = {sign.pattern.pattern for sign in signs for line, *_ in [*MADE, *LINES_SAID, *LINES] if sign.pattern.search(line)}
     assert by_log | by_line == patterns
 
 

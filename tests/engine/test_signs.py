@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.failures import CASES, FAILED, MADE_CASES
-from tests.builders.signs import NCCL, SAID
+from tests.builders.signs import LINES, NCCL, SAID
 from vllm_qualify.engine.failure.classify import READY, classify_log
 from vllm_qualify.engine.failure.meanings import FailureClass, Turn
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
@@ -26,6 +26,17 @@ SURVIVED = [
     "[2026-01-01 00:00:00,000 W 1 1] made.cc:9: Failed to connect to GCS at address 192.0.2.1:6379 within 5 seconds.",
     "2026-01-01 00:00:00,000\tWARNING worker.py:1843 -- OSError: [Errno 28] No space left on device",
     "WARNING:made.module:OSError: [Errno 28] No space left on device",
+    # Words like those of the signs, that no failing start has.
+    "nvidia-container-toolkit 1.17 is installed",
+    "the process was not Killed, and runs on",
+    "NVML Shared Library Not Found: no GPU is looked for here",
+    "2026-01-01 00:00:00.000 1 kserve INFO [model_server.py:register_model():398] OSError: [Errno 28] No space left on device",
+    "2026-01-01 00:00:00.000 1 kserve WARNING [made.py:1] httpx.ConnectError: All connection attempts failed",
+    "INFO 11-20 12:00:00 [made.py:1] Fatal Python error: Segmentation fault is what faulthandler would write",
+    "RESOURCE_EXHAUSTED: the quota of requests is used up",
+    "Loaded the tool parser 'made', which was not found before",
+    "Command '['/usr/bin/gcc', '--version']' returned exit status 0",
+    "The signal handler prints Segmentation fault when one occurs",
 ]
 SMALL = "torch.OutOfMemoryError: CUDA out of memory."
 # Words that tell something only where nothing else in the log does.
@@ -40,6 +51,12 @@ WEAK = [
 def test_a_line_tells_the_class_and_whose_turn_it_is(said: str, kind: FailureClass, bare: Turn, inside: Turn) -> None:
     failures = [classify_log(said, FAILED, in_image=in_image) for in_image in (False, True)]
     assert [(failure.kind, failure.whose_turn) for failure in failures] == [(kind, bare), (kind, inside)], failures[0].problem
+
+
+@pytest.mark.parametrize(("said", "kind", "turn"), LINES, ids=[said[:60] for said, *_ in LINES])
+def test_what_many_programs_say_tells_class_and_turn(said: str, kind: FailureClass, turn: Turn) -> None:
+    failure = classify_log(f"{said}\n", FAILED)
+    assert (failure.kind, failure.whose_turn) == (kind, turn), failure.problem
 
 
 @pytest.mark.parametrize("said", SURVIVED)

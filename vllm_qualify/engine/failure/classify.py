@@ -72,14 +72,15 @@ _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Si
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
     r"|\[(?:Stage-|rank)\d+\]:? ?"
 )
 _LEVEL = re.compile(
-    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    # vLLM's; uvicorn's; Python's own with a logger's name; Ray's.
-    r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- )"
+    r"(?:\d{1,9} kserve )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+    # vLLM's; uvicorn's; Python's own with a logger's name; Ray's; KServe's.
+    r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
+    r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
 )
 _SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b", re.I)
 _OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")

@@ -201,6 +201,7 @@ FAMILIES = [
         "^torch/(?:serialization|hub|_weights_only|native)",
         rf"{_OF_FILES}|weights.only|PytorchStreamReader|pickle|zip archive|magic",
     ),
+    make_family("incomplete-model", "^transformers/modeling_utils", r"no file named|safetensors|not the path"),
     make_family("engine-bug", "^transformers/"),
     # What vLLM itself asks of Ray.
     make_family(

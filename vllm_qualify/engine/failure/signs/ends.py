@@ -64,7 +64,7 @@ GENERAL_SIGNS = [
     make_sign(
         "crashed",
         r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}"
-        r"|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
+        r"|HSA_STATUS_ERROR_\w{1,60}|UR_RESULT_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
         "native code of the release failed on the GPU: {what}",
     ),
     make_sign(
@@ -111,7 +111,8 @@ GENERAL_SIGNS = [
     make_sign("no-compiler", r"Error building extension '(?P<name>[^'\n]{1,100})'", "a kernel could not be built: {name}"),
     make_sign(
         "no-compiler",
-        r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}",
+        r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}"
+        r"|Command '\['?\S{0,200}(?:gcc|g\+\+|clang|nvcc|ninja)'[^\n]{1,1000} returned non-zero exit status",
         "kernels for the GPU could not be built: {whole}",
     ),
     make_sign(

@@ -81,6 +81,7 @@ SIGNS = [
         r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
         r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
+        r"|store->get\('[^'\n]{1,40}'\) got error: [^\n]{1,100}|waiting for engines to send initial message"
         r"|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
@@ -133,12 +134,20 @@ SIGNS = [
         "name the GPUs by their numbers in CUDA_VISIBLE_DEVICES",
     ),
     make_sign(
+        "no-gpu",
+        r"CUDA unknown error - this may be due to an incorrectly set up environment|Device string must not be empty"
+        r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|nrt_init failed[^\n]{0,60}"
+        r"|TPU initialization failed[^\n]{0,200}|The TPU is already in use by process[^\n]{0,60}|No XPU devices are available",
+        "the server found no GPU or device that it can use: {whole}",
+    ),
+    make_sign(
         "too-few-gpus", r"(?:CUDA|HIP) error: invalid device ordinal", "the server sees fewer GPUs than it was told: {whole}"
     ),
     make_sign(
         "too-few-gpus",
         r"Cannot provide a placement group of [^\n]{1,200}|[Cc]urrent node has no GPU available[^\n]{0,100}"
         r"|Ray does not allocate any GPUs on the driver node"
+        r"|number of required \w{1,10} exceeds the total number of available[^\n]{0,100}"
         r"|No available node types can fulfill resource request[^\n]{0,200}",
         "Ray has too few GPUs: {whole}",
     ),

@@ -26,6 +26,12 @@ SIGNS = [
         "the program that starts the engine does so again whenever it is imported, as each of its processes does",
         'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
     ),
+    make_sign(
+        "compile-cache",
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<file>[^'\n]{0,200}"
+        r"(?:\.triton|torchinductor|torch_compile_cache|torch_extensions)[^'\n]{1,200})'",
+        "what an earlier start compiled and kept is gone, or another start removed it: {file}",
+    ),
     # An empty name means that there is no program.
     make_sign(
         "no-compiler",
@@ -132,6 +138,8 @@ SIGNS = [
         r"Failed to find C compiler[^\n]{0,100}|CUDA_HOME environment variable is not set"
         r"|fatal error: Python\.h: No such file or directory"
         r"|No such file or directory: '(?P<program>(?:\S{0,200}/)?(?:nvcc|gcc|g\+\+|cc|c\+\+|ninja|ptxas|cuobjdump))'"
+        r"|fatal error: (?:cuda|cuda_runtime|cublas_v2|curand|nvrtc|stdio|stdlib)\w{0,20}\.h: No such file or directory"
+        r"|\bld: cannot find -l\w{1,40}"
         r"|g?cc: fatal error: [^\n]{1,200}|error: command '\S{0,200}(?:gcc|g\+\+|nvcc)' failed[^\n]{0,100}",
         "what compiles kernels is not there or does not work: {whole}",
     ),

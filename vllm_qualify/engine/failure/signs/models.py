@@ -80,6 +80,31 @@ SIGNS = [
     make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
     make_sign(
+        "incomplete-model",
+        r"Unable to load weights from pytorch checkpoint file [^\n]{1,200}|PytorchStreamReader failed [^\n]{1,100}"
+        r"|UnpicklingError: (?:invalid load key, '[v<]'|Weights only load failed)",
+        "a file of weights is broken, or is no file of weights: {whole}",
+        "bring the file anew; one of Git LFS that begins with 'version https://git-lfs' is only a pointer",
+    ),
+    make_sign(
+        "incomplete-model",
+        r"^\w{1,40}: (?P<why>[^\n]{0,200}(?:Error no file named|No tokenizer file found in directory"
+        r"|is not the path to a directory containing)[^\n]{1,200})",
+        "the model's folder lacks a file: {why}",
+    ),
+    make_sign(
+        "unsupported-architecture",
+        r"Cannot find model module\. '(?P<name>\w{1,100})'|Unknown gguf model_type: (?P<type>[^\n]{1,100})",
+        "this vLLM version does not know the model: {whole}",
+    ),
+    make_sign(
+        "gated-model",
+        r"Cannot access content at: (?P<url>\S{1,300})"
+        r"|(?P<status>40[13]) Client Error: [^\n]{1,60} for url: (?P<other>\S{1,300})",
+        "the hub refuses to give what is asked for: {whole}",
+        "check that HF_TOKEN is valid, and that its account may read the repository",
+    ),
+    make_sign(
         "unsupported-architecture",
         r"The checkpoint you are trying to load has model type `(?P<type>[^`\n]{1,100})` but Transformers does not recognize",
         "the engine's transformers does not know the model type {type}",

@@ -52,6 +52,32 @@ SIGNS = [
         "the chat template {name} is not there",
         "name a chat template that is there, as the server sees it",
     ),
+    # Words of the parsers of tools and of reasoning, in older and newer versions.
+    make_sign(
+        "invalid-value",
+        r"invalid (?P<kind>tool call|reasoning) parser: (?P<name>[^\n]{1,60}?) \(chose from (?P<valid>[^)\n]{1,1000})"
+        r"|(?P<other>(?:Tool|Reasoning) parser '[^'\n]{1,60}' not found)",
+        "this vLLM has no such parser: {whole}",
+        "name a parser that this vLLM version has, or take a newer version",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len \((?P<why>[^)\n]{1,200})",
+        "max-model-len {asked} is more than the model's configuration has: {why}",
+        "lower max-model-len",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^AssertionError: (?P<what>\d+ is not divisible by \d+)",
+        "a size of the model cannot be cut over the ranks: {what}",
+        "change tensor-parallel-size",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}Error: (?P<what>CUDAGraphMode\.\w{1,40} is not supported with [^\n]{1,200})",
+        "the CUDA graphs that are asked for do not fit the attention backend: {what}",
+        "change cudagraph_mode in compilation-config, or leave it out",
+    ),
     make_sign(
         "refused-configuration",
         r"Pipeline parallelism is not supported for this model",
