@@ -59,6 +59,30 @@ def test_what_many_programs_say_tells_class_and_turn(said: str, kind: FailureCla
     assert (failure.kind, failure.whose_turn) == (kind, turn), failure.problem
 
 
+TRACED = """Traceback (most recent call last):
+  File "/made/lib/{frame}
+    made()
+{said}
+"""
+FRAMES: list[tuple[str, str, FailureClass]] = [
+    ('vllm/config/model.py", line 9, in __post_init__', "ValueError: made words of a made version", "refused-configuration"),
+    ('vllm/engine/arg_utils.py", line 9, in _verify_made', "NotImplementedError: made words", "refused-configuration"),
+    ('vllm/model_executor/models/made.py", line 9, in load_weights', "ValueError: made words", "weights-do-not-fit"),
+    ('transformers/models/auto/tokenization_auto.py", line 9, in made', "OSError: made words", "incomplete-model"),
+    ('vllm/v1/engine/core_client.py", line 9, in __init__', "RuntimeError: made words", "unknown"),
+    ('made/config/model.py", line 9, in __post_init__', "ValueError: made words", "unknown"),
+]
+
+
+@pytest.mark.parametrize(("frame", "said", "kind"), FRAMES)
+def test_an_exception_with_words_that_nobody_knows_is_told_by_where_it_comes_from(
+    frame: str, said: str, kind: FailureClass
+) -> None:
+    log = TRACED.format(frame=frame, said=said)
+    assert classify_log(log, FAILED).kind == kind
+    assert classify_log(f"{log}{SMALL}\n", FAILED).kind == "cuda-out-of-memory"
+
+
 @pytest.mark.parametrize("said", SURVIVED)
 def test_what_a_healthy_start_logs_is_no_sign(said: str) -> None:
     assert classify_log(said, FAILED).kind == "unknown"

@@ -26,6 +26,7 @@ GENERAL_SIGNS = [
         r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?"
         r"|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
         "a disk of this host is full: {whole}",
+        needs=("No space left on device", "Disk quota exceeded"),
     ),
     make_sign(
         "unsupported-backend",
@@ -34,12 +35,14 @@ GENERAL_SIGNS = [
         r"[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support|not implemented for"
         r"|[Oo]nly [^\n]{1,80} (?:is|are) supported)[^\n]{0,200})",
         "a kernel or backend does not fit the model or this GPU: {why}",
+        needs=("support", "not implemented for"),
     ),
     make_sign(
         "refused-configuration",
         r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support"
         r"|mutually exclusive)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
+        needs=("support", "mutually exclusive"),
     ),
     make_sign(
         "engine-bug",

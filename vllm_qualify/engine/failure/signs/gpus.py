@@ -40,6 +40,7 @@ SIGNS = [
         r"(?P<telling>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
         "NCCL: rank {one} and rank {other} are on the same GPU",
         "give each rank a GPU of its own: check CUDA_VISIBLE_DEVICES and the sum of the parallel sizes",
+        needs=("Duplicate GPU detected",),
     ),
     make_sign(
         "nccl-failure",
@@ -47,12 +48,14 @@ SIGNS = [
         r"(?P<telling>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
         "NCCL got no shared memory: {name}, {size} bytes",
         "give the container more shared memory: ipc host, or a larger shm size",
+        needs=("Error while creating shared memory segment",),
     ),
     make_sign(
         "nccl-failure",
         rf"{line_up_to('NCCL error')}{NEXT_LINES}(?P<telling>Bootstrap : no socket interface found)",
         "NCCL: no network interface of this host fits",
         "set NCCL_SOCKET_IFNAME to an interface that the server sees, or unset it",
+        needs=("no socket interface found",),
     ),
     # The ranks wait for one another; which one was late can be chance.
     make_sign(
@@ -64,7 +67,10 @@ SIGNS = [
     ),
     make_sign("nccl-failure", r"NCCL error(?: in)?: (?:\S+:\d+, )?(?P<what>[^(,\n]{1,300}?)(?: \(| -|,|$)", "NCCL: {what}"),
     make_sign(
-        "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
+        "nccl-failure",
+        r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+",
+        "NCCL: {what}",
+        needs=("ncclSystem", "ncclInternal", "ncclRemote", "ncclUnhandledCuda", "ncclInvalidUsage"),
     ),
     make_sign("nccl-failure", r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'", "NCCL: {what}"),
     make_sign(

@@ -13,7 +13,12 @@ _CACHES = (
 )
 
 SIGNS = [
-    make_sign("port-in-use", r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*", "the server's port is in use: {whole}"),
+    make_sign(
+        "port-in-use",
+        r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*",
+        "the server's port is in use: {whole}",
+        needs=("[Errno 98]", "ddress already in use"),
+    ),
     make_sign(
         "broken-installation",
         r"No CTK flavor installed: expected one or more of (?P<what>\S+)",
@@ -142,6 +147,14 @@ SIGNS = [
         r"|\bld: cannot find -l\w{1,40}"
         r"|g?cc: fatal error: [^\n]{1,200}|error: command '\S{0,200}(?:gcc|g\+\+|nvcc)' failed[^\n]{0,100}",
         "what compiles kernels is not there or does not work: {whole}",
+        needs=(
+            "C compiler",
+            "CUDA_HOME",
+            "fatal error: ",
+            "No such file or directory: '",
+            "error: command '",
+            "ld: cannot find",
+        ),
     ),
     make_sign(
         "broken-installation",
@@ -162,6 +175,14 @@ SIGNS = [
         r"|A module that was compiled using NumPy 1\.x cannot be run|mismatches the version that was used to compile PyTorch"
         r"|(?P<file>\S{1,200}\.so[\d.]{0,20}): cannot open shared object file",
         "libraries of the engine do not fit together: {whole}",
+        needs=(
+            "does not exist",
+            "undefined symbol: ",
+            "GLIBC",
+            "NumPy 1.x",
+            "mismatches the version",
+            "cannot open shared object file",
+        ),
     ),
     make_sign(
         "broken-installation",

@@ -61,6 +61,7 @@ SIGNS = [
         r"(?P<telling>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
         "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
         "lower max-num-seqs or gpu-memory-utilization",
+        needs=("warming up sampler",),
     ),
     # No setting of the KV cache helps here.
     make_sign(
@@ -80,12 +81,14 @@ SIGNS = [
         "cuda-out-of-memory",
         rf"{line_up_to('NCCL error')}{NEXT_LINES}(?P<telling>Cuda failure(?: \d+)? 'out of memory')",
         "the GPU ran out of memory in NCCL",
+        needs=("Cuda failure",),
     ),
     make_sign(
         "cuda-out-of-memory",
         r"(?:CUDA|HIP|XPU|NPU)(?: error:)? out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory"
         r"|UR_RESULT_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|RESOURCE_EXHAUSTED: [^\n]{0,100}(?:memory|alloc|hbm)[^\n]{0,100}",
         "the GPU ran out of memory",
+        needs=("out of memory", "OutOfMemory", "UR_RESULT_ERROR_OUT_OF", "RESOURCE_EXHAUSTED"),
     ),
     make_sign(
         "cuda-out-of-memory",

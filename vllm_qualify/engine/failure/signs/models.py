@@ -37,6 +37,7 @@ SIGNS = [
         rf"{line_up_to('Cannot access gated repo for url ')}{_REPOSITORY}{NEXT_LINES}not in the authorized list",
         "the model {repo} is gated, and the account of this HF_TOKEN is not in its list",
         "ask for access on the repository's page on the hub",
+        needs=("not in the authorized list",),
     ),
     make_sign(
         "gated-model",
@@ -65,6 +66,7 @@ SIGNS = [
         rf"{line_up_to(_NO_CONNECTION)}(?P<why>.+)(?:\n(?!.*{_NO_CONNECTION}).*){{0,300}}?"
         r"(?P<telling>We couldn't connect to '(?P<url>[^'\n]+)')",
         "the hub at {url} does not answer: {why}",
+        needs=("We couldn't connect to",),
     ),
     make_sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^'\n]+)'", "the hub at {url} does not answer"),
     make_sign(

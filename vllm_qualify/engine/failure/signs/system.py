@@ -13,6 +13,7 @@ SIGNS = [
         r"|failed to (?:inject|discover) (?:CDI|GPU) [^\n]{1,100}|unresolvable CDI devices [^\n]{1,100})",
         "the container's runtime cannot give it a GPU: {whole}",
         _GIVE_GPUS,
+        needs=("nvidia-container-cli", "with capabilities", "CDI", "GPU"),
     ),
     make_sign(
         "broken-installation",
@@ -83,8 +84,11 @@ LAST_SIGNS = [
         "crashed",
         r"^(?:[^\n]{0,200}[: ])?(?P<what>Segmentation fault|Illegal instruction|Aborted|Bus error)(?: +\(core dumped\)|$)",
         "native code of the server crashed: {what}",
+        needs=("Segmentation fault", "Illegal instruction", "Aborted", "Bus error"),
     ),
-    make_sign("killed", r"^(?:[^\n]{0,200}[: ])?Killed(?: {2,}[^\n]{0,200})?$", "the server was killed: {whole}"),
+    make_sign(
+        "killed", r"^(?:[^\n]{0,200}[: ])?Killed(?: {2,}[^\n]{0,200})?$", "the server was killed: {whole}", needs=("Killed",)
+    ),
     make_sign(
         "out-of-memory",
         r"died with <Signals\.SIGKILL: 9>",
