@@ -37,6 +37,18 @@ SURVIVED = [
     "Loaded the tool parser 'made', which was not found before",
     "Command '['/usr/bin/gcc', '--version']' returned exit status 0",
     "The signal handler prints Segmentation fault when one occurs",
+    "ERROR 11-20 12:00:00 [fa_utils.py:57] Cannot use FA version 2 is not supported due to FA2 is only supported on devices "
+    "with compute capability >= 8",
+    "ERROR 11-20 12:00:00 [made.py:9] Failed to import Triton kernels. Please make sure your triton version is compatible.",
+    "WARNING: This container was built for NVIDIA Driver Release 560.35 or later, but",
+    "INFO 11-20 12:00:00 [made.py:9] the tensor's shape is not divisible by 16, and is padded",
+    "WARNING 11-20 12:00:00 [made.py:9] No such file or directory: '/made/generation_config.json'",
+    "the option is not compatible with older clients",
+    "the layer only supports Hopper kernels where they are faster",
+    "504 is the number of the made layers",
+    "WARNING 11-20 12:00:00 [made.py:9] TCPStore: a worker timed out once, and was asked again",
+    "made/cpp_extension.py:9: UserWarning: the detected CUDA version is older than that of torch",
+    "tokenizer_config.json: 100%|##########| 1.00k/1.00k [00:00<00:00, 1.00MB/s]",
 ]
 SMALL = "torch.OutOfMemoryError: CUDA out of memory."
 # Words that tell something only where nothing else in the log does.

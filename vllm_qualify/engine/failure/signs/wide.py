@@ -141,10 +141,79 @@ GENERAL_SIGNS = [
     make_sign(
         "too-few-gpus", r"Insufficient (?:nvidia|amd)\.com/gpu", "the cluster has no node with as many free GPUs: {whole}"
     ),
+    make_sign(
+        "too-few-gpus",
+        r"please set tensor_parallel_size \((?P<ranks>\d+)\) to less than max local gpu count \((?P<gpus>\d+)\)",
+        "the server has {ranks} ranks, and sees {gpus} GPUs",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not (?:yet|currently) (?:been )?supported|isn't supported"
+        r"|is incompatible with"
+        r"|(?:is|are) not compatible with|cannot be used (?:with|together)|can't be used with)[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+        needs=("supported", "compatible with", "be used "),
+    ),
+    make_sign(
+        "unsupported-backend",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,100}(?:supports only|only supports|requires|is only for|needs) "
+        r"(?:Ampere|Ada|Hopper|Blackwell|[Ss][Mm] ?\d|gfx\d|MI\d{3}|compute capability)[^\n]{0,100})",
+        "a kernel or backend does not fit this GPU: {why}",
+    ),
+    make_sign(
+        "unsupported-gpu",
+        r"(?P<what>(?:rocBLAS|hipBLASLt|MIOpen)[^\n]{0,100}(?:No such file or directory|not found"
+        r"|[Cc]annot read)[^\n]{0,60}[Gg][Pp][Uu] arch[^\n]{0,40}"
+        r"|[Cc]annot find \w{1,40} kernel for gfx\d{3,4}\w?)",
+        "the engine was not built for this GPU: {what}",
+    ),
+    make_sign(
+        "driver-too-old",
+        r"(?P<what>Driver/library version mismatch|This container was built for NVIDIA Driver Release [\d.]{1,20} or later, but"
+        r"|Incompatible kernel and userspace[^\n]{0,60})",
+        "this host's driver does not fit the image or its own library: {what}",
+    ),
+    make_sign(
+        "no-gpu",
+        r"(?P<what>NVIDIA-SMI has failed because it couldn't communicate[^\n]{0,60}|CUDA_VISIBLE_DEVICES is set (?:but"
+        r"|to) (?:an )?empty)",
+        "the server found no GPU that it can use: {what}",
+    ),
+    make_sign(
+        "rendezvous",
+        r"(?P<what>The current node timed out during startup|Failed to connect to GCS\b[^\n]{0,60}"
+        r"|RuntimeEnvSetupError: [^\n]{1,200})",
+        "Ray did not start: {what}",
+    ),
+    make_sign(
+        "no-permission",
+        r"(?P<what>AF_UNIX path too long|ipc path \"[^\"\n]{1,200}\" is longer than|ZMQError: (?:No such file"
+        r"|Operation not permitted|Permission denied)"
+        r"[^\n]{0,100}ipc://[^\n]{1,100})",
+        "the server's processes cannot make a socket: {what}",
+        "name a short path that the server's user may write in VLLM_RPC_BASE_PATH or TMPDIR",
+    ),
+    make_sign(
+        "out-of-memory",
+        r"(?P<what>Too large swap space[^\n]{0,100}|\bOOM[ -][Kk]illed?\b[^\n]{0,100}"
+        r"|Out of memory: Killed process[^\n]{0,100})",
+        "the host's memory ran out: {what}",
+    ),
 ]
 
-# By where an exception comes from: its own words are nobody's that we know.
+# Python's words on a mistake in code, and by where an exception comes from: its own words are nobody's that we know.
 LAST_SIGNS = [
+    make_sign(
+        "engine-bug",
+        r"^(?P<what>TypeError: [^\n]{0,200}(?:required positional argument|unexpected keyword argument|takes \d+ positional"
+        r"|is not (?:callable|iterable|subscriptable)|unsupported operand)"
+        r"[^\n]{0,100}|(?:NameError|UnboundLocalError|SyntaxError|IndentationError|ZeroDivisionError|RecursionError"
+        r"|PydanticUserError): [^\n]{1,200}"
+        r"|AttributeError: '[^'\n]{1,60}' object has no attribute [^\n]{1,100}|pydantic\.errors\.\w{1,40}: [^\n]{1,200}"
+        r"|RuntimeError: shape '[^\n]{1,100}"
+        r"|ValueError: mutable default [^\n]{1,100})",
+        "the engine's own code failed: {what}",
+    ),
     # Mostly another rank ended first, and its log tells why.
     make_sign("rendezvous", r"Connection closed by peer \[[^\n]{1,100}", "a rank lost another one: {whole}"),
     make_sign(
