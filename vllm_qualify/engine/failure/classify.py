@@ -74,7 +74,9 @@ _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
-    r"|\[(?:Stage-|rank)\d+\]:? ?"
+    r"|\[(?:Stage-|rank|default)\d+\]:? ?"
+    # Kubernetes' and the journal's.
+    r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
 _LEVEL = re.compile(
     r"(?:\d{1,9} kserve )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"

@@ -30,7 +30,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "unsupported-backend",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device"
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?!(?:CUDA|HIP|XPU|NPU)\b[^\n]{0,20} error)(?=[^\n]{0,300}(?:backend|kernel"
+        r"|tensor core|attention|\bGPU|device"
         r"|\barch|[Ss][Mm][ _]?\d|capability))"
         r"[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support|not implemented for"
         r"|[Oo]nly [^\n]{1,80} (?:is|are) supported)[^\n]{0,200})",
@@ -39,10 +40,19 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "refused-configuration",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support"
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?!(?:CUDA|HIP|XPU|NPU)\b[^\n]{0,20} error)[^\n]{0,300}(?:not supported"
+        r"|[Uu]nsupported|does not support"
         r"|mutually exclusive)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
         needs=("support", "mutually exclusive"),
+    ),
+    # Before the sign of the engine's own code: what is asserted of a configuration is no fault of the code.
+    make_sign(
+        "refused-configuration",
+        r"^AssertionError(?:: (?P<why>[^\n]{1,300}))?$",
+        "the engine refuses the configuration: {why}",
+        through=r"/vllm/(?:config[/.]|engine/arg_utils\.py)[^\n]{0,100}, in (?:__post_init__|_*(?:verify|validate"
+        r"|get_and_verify)\w*)",
     ),
     make_sign(
         "engine-bug",
@@ -52,7 +62,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "engine-bug",
-        r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError|RecursionError|AssertionError"
+        r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError"
+        r"|RecursionError|AssertionError"
         r"|RuntimeError: (?:shape '|mat1 and mat2|The size of tensor a|Expected all tensors|expected scalar type"
         r"|Tensors must have same))[^\n]{0,300})",
         "the engine's own code failed: {what}",
@@ -66,7 +77,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "crashed",
-        r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}"
+        r"(?P<what>NPU function error[^\n]{0,160}|call acl api failed[^\n]{0,60}|CU(?:BLAS|DNN|SPARSE|SOLVER"
+        r"|FFT)_STATUS_\w{1,60}"
         r"|HSA_STATUS_ERROR_\w{1,60}|UR_RESULT_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
         "native code of the release failed on the GPU: {what}",
     ),

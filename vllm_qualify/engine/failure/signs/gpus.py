@@ -26,7 +26,8 @@ SIGNS = [
     # The container's toolkit puts the driver's libraries into a container; an image without them has empty files.
     make_sign(
         "no-gpu",
-        r"lib(?:cuda|nvidia-ml)\.so(?:\.\d{1,6}){0,4}: (?:cannot open shared object file|file too short|invalid ELF header)",
+        r"libcuda\.so(?:\.1)? cannot (?:be )?found|lib(?:cuda"
+        r"|nvidia-ml)\.so(?:\.\d{1,6}){0,4}: (?:cannot open shared object file|file too short|invalid ELF header)",
         "the server found no NVIDIA driver: {whole}",
     ),
     make_sign(
@@ -143,7 +144,8 @@ SIGNS = [
         "no-gpu",
         r"CUDA unknown error - this may be due to an incorrectly set up environment|Device string must not be empty"
         r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|nrt_init failed[^\n]{0,60}"
-        r"|TPU initialization failed[^\n]{0,200}|The TPU is already in use by process[^\n]{0,60}|No XPU devices are available",
+        r"|TPU initialization failed[^\n]{0,200}|The TPU is already in use by process[^\n]{0,60}"
+        r"|No XPU devices are available|[Nn]euron device not found",
         "the server found no GPU or device that it can use: {whole}",
     ),
     make_sign(

@@ -18,8 +18,9 @@ SIGNS = [
     make_sign(
         "broken-installation",
         r"(?:sh|bash|exec)[^\n]{0,60}[ \"'](?P<program>vllm|python3?)[\"']?: "
-        r"(?:(?:command |executable file )?not found|No such file or directory|cannot execute)",
-        "the server's program is not there: {program}",
+        r"(?:(?:command |executable file )?not found|No such file or directory|cannot execute)"
+        r"|^exec (?P<other>\S{1,200}): no such file or directory",
+        "the server's program is not there: {program}{other}",
     ),
     make_sign(
         "broken-installation",
@@ -29,7 +30,7 @@ SIGNS = [
     ),
     make_sign(
         "unsupported-gpu",
-        r"^exec \S{1,200}: exec format error",
+        r"\bexec [^\n]{1,200}: exec format error",
         "the image or the program was built for another processor architecture: {whole}",
         "take an image for this host's processor (amd64, arm64)",
     ),
@@ -59,7 +60,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "crashed",
-        r"Fatal Python error: (?P<what>Segmentation fault|Bus error|Illegal instruction|Aborted|Floating[ -]point exception)",
+        r"(?:Fatal Python error: |^\*\*\* )(?P<what>Segmentation fault|Bus error|Illegal instruction|Aborted"
+        r"|Floating[ -]point exception|SIG(?:SEGV|BUS|ABRT|ILL|FPE) received)",
         "native code of the server crashed: {what}",
     ),
     make_sign(

@@ -100,6 +100,18 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "incomplete-model",
+        r"(?P<why>Found \d{1,3} files matching the pattern[^\n]{0,200}|Make sure (?:that a"
+        r"|only one) Mistral tokenizer is present[^\n]{0,100})",
+        "the model's folder lacks its tokenizer: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"(?P<why>Failed to load LoRA adapter[^\n]{0,200}|No adapter found for [^\n]{1,200})",
+        "the adapter cannot be loaded: {why}",
+        "check the adapter's path, as the server sees it, or take another adapter",
+    ),
+    make_sign(
+        "incomplete-model",
         r"(?:jinja2\.exceptions\.)?(?P<why>TemplateSyntaxError: [^\n]{1,200}"
         r"|Not found: \"[^\"\n]{1,200}\": No such file or directory)",
         "a file of the model is missing or broken: {why}",
@@ -108,7 +120,7 @@ GENERAL_SIGNS = [
     make_sign(
         "incomplete-model",
         r"No such file or directory: ['\"](?P<file>[^'\"\n]{0,200}\.(?:safetensors|bin|pt|pth|gguf|model|tiktoken|jinja)|"
-        r"[^'\"\n]{0,200}/(?:tokenizer|config|adapter_config|generation_config|preprocessor_config|params"
+        r"(?:[^'\"\n]{0,200}/)?(?:tekken|tokenizer|config|adapter_config|generation_config|preprocessor_config|params"
         r"|\w{1,40}\.index)\w{0,20}\.json)",
         "a file of the model is not there: {file}",
     ),
