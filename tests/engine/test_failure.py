@@ -411,7 +411,8 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
     by_log |= {
         sign.pattern.pattern for sign in signs for kinds, text in told if sign.kind in kinds and sign.pattern.search(text)
     }
-    by_line = {sign.pattern.pattern for sign in signs for line, *_ in [*MADE, *LINES_SAID, *LINES] if sign.pattern.search(line)}
+    lines = [*(said for said, _, _ in MADE), *(said for said, *_ in LINES_SAID), *(said for said, *_ in LINES)]
+    by_line = {sign.pattern.pattern for sign in signs for line in lines if sign.pattern.search(line)}
     assert by_log | by_line == patterns
 
 

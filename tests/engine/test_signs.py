@@ -26,6 +26,8 @@ SURVIVED = [
     f"{NCCL}Kernel is older than 5.1, which CAN LEAD TO hangs",
     f"{NCCL}NET/Plugin: made",
     "pynvml.NVMLError_NotSupported: Not Supported",
+    "ERROR 11-20 12:00:00 [config.py:128] Error retrieving safetensors: Repo id must be in the form 'repo_name' or "
+    "'namespace/repo_name': '/made'. Use `repo_type` argument if needed.",
     "vm:31685:31685 [0] NCCL INFO ncclOsDlopen(libnccl-env.so) failed: libnccl-env.so: cannot open shared object file: No such "
     "file or directory",
     "[2026-01-01 00:00:00,000 W 1 1] made.cc:9: Failed to connect to GCS at address 192.0.2.1:6379 within 5 seconds.",
@@ -35,6 +37,7 @@ SURVIVED = [
     "nvidia-container-toolkit 1.17 is installed",
     "the process was not Killed, and runs on",
     "NVML Shared Library Not Found: no GPU is looked for here",
+    "ERROR 11-20 12:00:00 [__init__.py:48] Failed to load plugin made",
     "2026-01-01 00:00:00.000 1 kserve INFO [model_server.py:register_model():398] OSError: [Errno 28] No space left on device",
     "2026-01-01 00:00:00.000 1 kserve WARNING [made.py:1] httpx.ConnectError: All connection attempts failed",
     "INFO 11-20 12:00:00 [made.py:1] Fatal Python error: Segmentation fault is what faulthandler would write",

@@ -84,7 +84,7 @@ _LEVEL = re.compile(
     r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
     r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
 )
-_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b", re.I)
+_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b|^Error retrieving (?:safetensors|file list)", re.I)
 _OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")
 _REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")

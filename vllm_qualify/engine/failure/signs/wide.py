@@ -11,7 +11,7 @@ GENERAL_SIGNS = [
         r"|The detected CUDA version \([^)\n]{1,20}\) mismatches|SystemError: initialization of [^\n]{1,100} without raising"
         r"|Failed to import \S{1,200} because of the following error"
         r"|Could not run '_\w{1,40}::\w{1,60}' with arguments from the"
-        r"|Failed to load plugin [^\n]{1,100}|incompatible with (?:the )?installed version[^\n]{0,100})",
+        r"|incompatible with (?:the )?installed version[^\n]{0,100})",
         "packages of the engine do not fit together, or one is missing: {why}",
     ),
     make_sign(
@@ -109,6 +109,30 @@ GENERAL_SIGNS = [
         r"(?P<why>Failed to load LoRA adapter[^\n]{0,200}|No adapter found for [^\n]{1,200})",
         "the adapter cannot be loaded: {why}",
         "check the adapter's path, as the server sees it, or take another adapter",
+    ),
+    make_sign(
+        "no-permission",
+        r"(?P<what>(?:numa_migrate_pages|set_mempolicy|sched_setaffinity|mbind)\b[^\n]{0,40}(?:failed"
+        r"|not permitted)[^\n]{0,60})",
+        "the server may not bind its memory or its threads to a part of this host: {what}",
+        "give the container the right to (SYS_NICE, or a security profile that allows it), or leave the binding out",
+    ),
+    make_sign(
+        "nccl-failure",
+        r"(?P<what>nixlBackendError: [^\n]{1,100}|NIXL_ERR_\w{1,40})",
+        "NIXL, which moves the KV cache between servers, found no way: {what}",
+        "check that the server may use this host's network cards, and what UCX_TLS and UCX_NET_DEVICES name",
+    ),
+    make_sign(
+        "unsupported-gpu",
+        r"ptxas [^\n]{0,300}error\s{0,5}: (?P<what>[^\n]{1,200}not supported on \.target '\w{1,20}')",
+        "a kernel was compiled for another kind of this GPU: {what}",
+    ),
+    make_sign(
+        "unsupported-backend",
+        r"(?P<what>This kernel only supports sm\w{1,10}|kernels? (?:is "
+        r"|are )?unavailable for [^\n]{1,80} on (?:the )?current platform)",
+        "a kernel or backend does not fit this GPU: {what}",
     ),
     make_sign(
         "incomplete-model",
