@@ -105,6 +105,7 @@ SIGNS = [
         r"|(?P<status>40[13]) Client Error: [^\n]{1,60} for url: (?P<other>\S{1,300})",
         "the hub refuses to give what is asked for: {whole}",
         "check that HF_TOKEN is valid, and that its account may read the repository",
+        needs=("Cannot access content at", "Client Error: "),
     ),
     make_sign(
         "unsupported-architecture",

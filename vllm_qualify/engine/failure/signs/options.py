@@ -59,6 +59,7 @@ SIGNS = [
         r"|(?P<other>(?:Tool|Reasoning) parser '[^'\n]{1,60}' not found)",
         "this vLLM has no such parser: {whole}",
         "name a parser that this vLLM version has, or take a newer version",
+        needs=(" parser: ", " parser '"),
     ),
     make_sign(
         "refused-configuration",

@@ -21,6 +21,7 @@ SIGNS = [
         r"(?:(?:command |executable file )?not found|No such file or directory|cannot execute)"
         r"|^exec (?P<other>\S{1,200}): no such file or directory",
         "the server's program is not there: {program}{other}",
+        needs=("not found", "o such file", "cannot execute"),
     ),
     make_sign(
         "broken-installation",
@@ -33,6 +34,7 @@ SIGNS = [
         r"\bexec [^\n]{1,200}: exec format error",
         "the image or the program was built for another processor architecture: {whole}",
         "take an image for this host's processor (amd64, arm64)",
+        needs=("exec format error",),
     ),
 ]
 

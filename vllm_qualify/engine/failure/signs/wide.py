@@ -70,6 +70,7 @@ GENERAL_SIGNS = [
         r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,200}(?:not divisible by|must be divisible by)[^\n]{0,200}"
         r"|[^\n]{0,100}should have the same vocabulary size[^\n]{0,200}|LoRA is not enabled[^\n]{0,100})",
         "the engine refuses the configuration: {why}",
+        needs=("divisible by", "same vocabulary size", "LoRA is not enabled"),
     ),
     make_sign(
         "unsupported-backend",
@@ -195,6 +196,7 @@ GENERAL_SIGNS = [
         r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,100}(?:supports only|only supports|requires|is only for|needs) "
         r"(?:Ampere|Ada|Hopper|Blackwell|[Ss][Mm] ?\d|gfx\d|MI\d{3}|compute capability)[^\n]{0,100})",
         "a kernel or backend does not fit this GPU: {why}",
+        needs=("supports only", "only supports", "requires ", "is only for", "needs "),
     ),
     make_sign(
         "unsupported-gpu",
@@ -202,6 +204,7 @@ GENERAL_SIGNS = [
         r"|[Cc]annot read)[^\n]{0,60}[Gg][Pp][Uu] arch[^\n]{0,40}"
         r"|[Cc]annot find \w{1,40} kernel for gfx\d{3,4}\w?)",
         "the engine was not built for this GPU: {what}",
+        needs=("rocBLAS", "hipBLASLt", "MIOpen", " kernel for gfx"),
     ),
     make_sign(
         "driver-too-old",
@@ -234,6 +237,7 @@ GENERAL_SIGNS = [
         r"(?P<what>Too large swap space[^\n]{0,100}|\bOOM[ -][Kk]illed?\b[^\n]{0,100}"
         r"|Out of memory: Killed process[^\n]{0,100})",
         "the host's memory ran out: {what}",
+        needs=("swap space", "OOM", "Out of memory: Killed"),
     ),
 ]
 
@@ -241,7 +245,8 @@ GENERAL_SIGNS = [
 LAST_SIGNS = [
     make_sign(
         "engine-bug",
-        r"^(?P<what>TypeError: [^\n]{0,200}(?:required positional argument|unexpected keyword argument|takes \d+ positional"
+        r"^(?P<what>TypeError: [^\n]{0,200}(?:required positional argument|unexpected keyword argument"
+        r"|multiple values for argument|takes \d+ positional"
         r"|is not (?:callable|iterable|subscriptable)|unsupported operand)"
         r"[^\n]{0,100}|(?:NameError|UnboundLocalError|SyntaxError|IndentationError|ZeroDivisionError|RecursionError"
         r"|PydanticUserError): [^\n]{1,200}"
