@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
+from tests.builders.signs import LINES
+from tests.builders.signs import SAID as LINES_SAID
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
 
 # Some hundred times what it takes.
 HOSTILE_LIMIT_S = 20.0
@@ -247,6 +249,9 @@ def test_the_cause_is_found_however_the_lines_end_are_coloured_and_prefixed_and_
         "(RayWorkerWrapper pid=1463574, ip=192.0.2.1) ",
         "(Worker pid=2291010) [Stage-0] ERROR 03-12 08:22:28 [multiproc_executor.py:800] ",
         "[rank0]: ",
+        "[default0]:",
+        "[pod/made-5d9c/vllm] ",
+        "Nov  3 12:00:00 made vllm[123]: (EngineCore pid=123) ",
         "vllm-1  | (APIServer pid=1) ",
         "[2026-02-24T20:21:58Z] (EngineCore_DP0 pid=6940) ",
     ],
@@ -394,7 +399,7 @@ def test_a_line_without_end_is_cut() -> None:
 
 
 def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
-    signs = [*SIGNS, *GENERAL_SIGNS]
+    signs = [*SIGNS, *GENERAL_SIGNS, *LAST_SIGNS]
     patterns = {sign.pattern.pattern for sign in signs}
     by_log = {
         sign.pattern.pattern
@@ -406,7 +411,8 @@ def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
     by_log |= {
         sign.pattern.pattern for sign in signs for kinds, text in told if sign.kind in kinds and sign.pattern.search(text)
     }
-    by_line = {sign.pattern.pattern for sign in signs for line, _, _ in MADE if sign.pattern.search(line)}
+    lines = [*(said for said, _, _ in MADE), *(said for said, *_ in LINES_SAID), *(said for said, *_ in LINES)]
+    by_line = {sign.pattern.pattern for sign in signs for line in lines if sign.pattern.search(line)}
     assert by_log | by_line == patterns
 
 
@@ -477,11 +483,13 @@ RUNTIME = "ImportError: libcudart.so.13: cannot open shared object file: No such
 CUBIN = "RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14)."
 
 
-@pytest.mark.parametrize("said", [LINKED, RUNTIME, CUBIN])
-def test_a_broken_package_is_the_images_owners_or_on_a_bare_host_the_operators(said: str) -> None:
+@pytest.mark.parametrize(("said", "has_remedy"), [(LINKED, False), (RUNTIME, False), (CUBIN, True)])
+def test_a_broken_package_is_the_images_owners_or_on_a_bare_host_the_operators(said: str, has_remedy: bool) -> None:
+    """What a sign says to do itself is kept."""
     bare, inside = classify_log(said, FAILED), classify_log(said, FAILED, in_image=True)
     assert (bare.kind, bare.whose_turn, bare.retry) == ("broken-installation", "host", False)
-    assert inside == bare.model_copy(update={"whose_turn": "release", "remedy": IN_AN_IMAGE["broken-installation"].remedy})
+    remedy = bare.remedy if has_remedy else IN_AN_IMAGE["broken-installation"].remedy
+    assert inside == bare.model_copy(update={"whose_turn": "release", "remedy": remedy})
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from typing import cast
 from pydantic import Field
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
-from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Turn
+from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
 from vllm_qualify.engine.failure.messages import Message, find_message, find_numbered
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, SIGNS
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
 from vllm_qualify.engine.failure.signs.sign import Sign
 from vllm_qualify.recipe.values import Frozen
 
@@ -72,18 +72,27 @@ _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Si
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S* "
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
-    r"|\[(?:Stage-|rank)\d+\]:? ?"
+    r"|\[(?:Stage-|rank|default)\d+\]:? ?"
+    # Kubernetes' and the journal's.
+    r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
 _LEVEL = re.compile(
-    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+)"
+    r"(?:\d{1,9} kserve )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+    # vLLM's; uvicorn's; Python's own with a logger's name; Ray's; KServe's.
+    r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
+    r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
 )
-_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b", re.I)
+_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b|^Error retrieving (?:safetensors|file list)", re.I)
 _OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")
 _REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
-_QUIET = re.compile(r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of')
+_QUIET = re.compile(
+    r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of'
+    # Notes of Ray's native code, and of NCCL with NCCL_DEBUG=INFO.
+    r"|[IW] \d+ \d+\] |\S{1,100} (?:\[\d+\] )?NCCL (?:INFO|TRACE) "
+)
 
 _EXCEPTION = re.compile(
     r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
@@ -124,14 +133,6 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     read. Lines are returned without colours, and are cut after 1000 characters. With `in_image` the server ran from an image:
     what is broken in it is its owner's, not the host's.
     """
-    failure = _find_failure(log, end)
-    meaning = IN_AN_IMAGE.get(failure.kind) if in_image else None
-    if meaning is None:
-        return failure
-    return failure.model_copy(update={"whose_turn": meaning.turn, "retry": meaning.retry, "remedy": meaning.remedy})
-
-
-def _find_failure(log: str, end: End) -> Failure:
     # Without control characters. Each state of a progress bar is a line.
     lines = [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
     # Nothing before the end of the server's start stopped it.
@@ -143,13 +144,15 @@ def _find_failure(log: str, end: End) -> Failure:
             telling[place] = _without_prefixes(lines[place])[0].strip()
     for index in _find_requests_errors(telling) if alive else []:
         telling[index] = ""
-    failure = _classify_by_words(lines, telling, is_after_start=alive > 0)
+    failure = _classify_by_words(lines, telling, is_after_start=alive > 0, in_image=in_image)
     # If the memory limit killed a rank, the others fail with an NCCL error. Any other sign wins over the memory limit: the
     # runtime also reports the end of a helper process, which the server may have survived.
     if end.oom_killed and (failure is None or failure.kind == "nccl-failure"):
         how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
         return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
-    return failure or _classify_silent_death(lines, telling, alive) or _classify_by_end(lines, telling, end)
+    failure = failure or _classify_silent_death(lines, telling, alive)
+    last = None if failure else _find_sign(LAST_SIGNS, lines, telling)
+    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end))
 
 
 def _telling_text(line: str) -> str:
@@ -185,7 +188,7 @@ def _is_of_a_request(said: str) -> bool:
     return message is not None and message.family.fate == "request"
 
 
-def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool) -> Failure | None:
+def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool, in_image: bool) -> Failure | None:
     """By the earliest sign, numbered error of a GPU, or message; where several are in one line, by the first of these.
 
     Once a server serves, no refusal ends it: what it refuses then are requests.
@@ -196,12 +199,12 @@ def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: 
     said, wrapping = _find_messages(before, refusals)
     found = [each for each in (_find_numbered_error(before), said) if each]
     if found:
-        return _fail_by_message(lines, telling, *min(found, key=lambda each: each[0]))
+        return _fail_by_message(lines, telling, *min(found, key=lambda each: each[0]), in_image=in_image)
     general = [sign for sign in GENERAL_SIGNS if sign.kind not in refusals]
     signed = signed or _find_sign(general, lines, telling)
     if signed is None and wrapping:
-        return _fail_by_message(lines, telling, *wrapping)
-    return _fail_by_sign(lines, telling, *signed) if signed else None
+        return _fail_by_message(lines, telling, *wrapping, in_image=in_image)
+    return _fail_by_sign(lines, telling, *signed, in_image=in_image) if signed else None
 
 
 def _find_sign(signs: list[Sign], lines: list[str], telling: list[str]) -> tuple[int, Sign, re.Match[str]] | None:
@@ -216,6 +219,8 @@ def _find_sign(signs: list[Sign], lines: list[str], telling: list[str]) -> tuple
 
 def _find_match(sign: Sign, lines: list[str], text: str) -> tuple[int, re.Match[str]] | None:
     """The sign's first match that ends a traceback with its frame, and the place of its line."""
+    if sign.needs and not any(words in text for words in sign.needs):
+        return None
     most = 1 if sign.through is None else _MOST_MATCHES
     for match in islice(sign.pattern.finditer(text), most):
         first = text.count("\n", 0, match.start())
@@ -224,14 +229,18 @@ def _find_match(sign: Sign, lines: list[str], text: str) -> tuple[int, re.Match[
     return None
 
 
-def _fail_by_sign(lines: list[str], telling: list[str], first: int, sign: Sign, match: re.Match[str]) -> Failure:
+def _fail_by_sign(
+    lines: list[str], telling: list[str], first: int, sign: Sign, match: re.Match[str], *, in_image: bool = False
+) -> Failure:
     groups = match.groupdict(default="")
     groups |= {"whole": match[0].strip()}
     remedy = sign.remedy and sign.remedy.format_map(groups)
     head = match.string.count("\n", 0, match.start("telling")) if "telling" in groups else first
     others = range(first, first + match[0].count("\n") + 1)
     shown = [head, *(index for index in others if index != head and telling[index])]
-    return _make_failure(sign.kind, sign.problem.format_map(groups), [lines[index] for index in shown], remedy, sign.retry)
+    meaning = _find_meaning(sign.kind, in_image=in_image and sign.of_image)
+    meaning = Meaning(sign.turn or meaning.turn, meaning.retry if sign.retry is None else sign.retry, remedy or meaning.remedy)
+    return _make_failure(sign.kind, sign.problem.format_map(groups), [lines[index] for index in shown], meaning)
 
 
 def _find_numbered_error(telling: list[str]) -> tuple[int, Message] | None:
@@ -264,10 +273,12 @@ def _find_messages(telling: list[str], refusals: Collection[str]) -> tuple[tuple
     return None, wrapping
 
 
-def _fail_by_message(lines: list[str], telling: list[str], place: int, message: Message) -> Failure:
+def _fail_by_message(lines: list[str], telling: list[str], place: int, message: Message, *, in_image: bool) -> Failure:
     said = _CLASS.sub("", _AFTER_REFUSAL.sub("", telling[place].strip()))
-    family = message.family
-    return _make_failure(cast(FailureClass, family.fate), f"{message.speaker}: {_shorten(said)}", [lines[place]], family.remedy)
+    kind, remedy = cast(FailureClass, message.family.fate), message.family.remedy
+    meaning = _find_meaning(kind, in_image=in_image)
+    meaning = meaning._replace(remedy=remedy or meaning.remedy)
+    return _make_failure(kind, f"{message.speaker}: {_shorten(said)}", [lines[place]], meaning)
 
 
 def _passes_through(frame: re.Pattern[str] | None, lines: list[str], last: int) -> bool:
@@ -359,15 +370,17 @@ def _shorten(text: str, most_chars: int = _LONGEST_QUOTE) -> str:
     return text if len(text) <= most_chars else f"{text[:most_chars]} …"
 
 
-def _make_failure(
-    kind: FailureClass, problem: str, lines: list[str], remedy: str | None = None, retry: bool | None = None
-) -> Failure:
-    meaning = MEANINGS[kind]
+def _find_meaning(kind: FailureClass, *, in_image: bool) -> Meaning:
+    return (in_image and IN_AN_IMAGE.get(kind)) or MEANINGS[kind]
+
+
+def _make_failure(kind: FailureClass, problem: str, lines: list[str], meaning: Meaning | None = None) -> Failure:
+    meaning = meaning or MEANINGS[kind]
     return Failure(
         kind=kind,
         whose_turn=meaning.turn,
-        retry=meaning.retry if retry is None else retry,
+        retry=meaning.retry,
         problem=problem,
-        remedy=remedy or meaning.remedy,
+        remedy=meaning.remedy,
         lines=[_shorten(line, _LONGEST_LINE) for line in lines[:MOST_LINES]],
     )

@@ -29,6 +29,8 @@ def make_family(fate: Fate, places: str, words: str = "", remedy: str | None = N
 
 
 _ANYWHERE = ""
+# A package and its version. An option or a size stands before a plain number, or is one letter, or is joined with "_".
+A_VERSION = r"[A-Za-z][A-Za-z0-9.-]{2,40} ?[>=]= ?(?:v?\d+\.\d|\{\})"
 # Where options are read and held against one another.
 _OPTIONS = (
     r"^(?:config/|engine/arg_utils|envs\.py|entrypoints/(?:cli|launchers|openai/cli_args|openai/api_server|grpc_server|serve/)"
@@ -71,8 +73,8 @@ _DIVIDED = r"divisible|divide|tensor.?parallel|\bTP\b|aligned|multiple of|world.
 _NOT_INSTALLED = (
     r"install|not available|is required for|could not (?:be )?import|cannot import|failed to import|unable to import"
     r"|no module|not found in your"
-    r"|(?:requires|needs) (?:the )?[\w-]+ ?(?:>=|==|package|library|version|to be installed)|please (?:update|upgrade)"
-    r"|rebuild|not built|build of"
+    r"|(?:requires|needs) (?:the )?[\w-]+ ?(?:package|library|version|to be installed)|please (?:update|upgrade)"
+    rf"|rebuild|not built|build of|(?:requires|needs) (?:the )?{A_VERSION}"
 )
 _NO_MEMORY = r"out of memory|not enough memory|insufficient memory|memory.{0,30}exceed|OOM\b"
 _WEIGHTS = (

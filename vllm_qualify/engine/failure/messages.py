@@ -8,9 +8,9 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm_qualify.engine.failure.families import Family, decide
 from vllm_qualify.engine.failure.package_families import decide_package
@@ -21,8 +21,12 @@ ENGINE, PACKAGES = "messages.json.gz", "package-messages.json.gz"
 LEAST_WORDS = 4
 VALUE = "{}"
 _NUMBERED = "cuda/"
+# A failing process says one thing many times, and so does each rank.
+_MOST_LINES_KEPT = 1000
 _VLLM = "vLLM"
 _Pair = tuple[str, str]
+_Row = tuple[str, str, str, int, list[int]]
+"""a statement as the table's file has it"""
 
 
 class Statement(NamedTuple):
@@ -60,16 +64,27 @@ class Message(NamedTuple):
 
 @cache
 def read_table(name: str = ENGINE) -> MessageTable:
-    content = json.loads(gzip.decompress((catalog_folder() / name).read_bytes()))
+    content = _read_content(name)
     return MessageTable(content["versions"], [Statement(*each) for each in content["statements"]])
 
 
+def _read_rows(name: str) -> list[_Row]:
+    rows: list[_Row] = _read_content(name)["statements"]
+    return rows
+
+
+@cache
+def _read_content(name: str) -> Any:
+    return json.loads(gzip.decompress((catalog_folder() / name).read_bytes()).decode())
+
+
+@lru_cache(_MOST_LINES_KEPT)
 def find_message(said: str) -> Message | None:
     """The message that the line says, of vLLM or of a package; of several, that with the longest text.
 
     If vLLM's longest message is not decided, nobody else's is taken for it.
     """
-    words = list(pairwise(said.split()))
+    words = [f"{one} {next_}" for one, next_ in pairwise(said.split())]
     of_engine, of_package = (_find_longest(said, words, name) for name in (ENGINE, PACKAGES))
     if of_engine and (of_package is None or len(of_engine.text) >= len(of_package.text)):
         return _make_message(_VLLM, decide(of_engine.place, of_engine.text))
@@ -87,20 +102,25 @@ def _make_message(speaker: str, family: Family | None) -> Message | None:
     return Message(speaker, family) if family else None
 
 
-def _find_longest(said: str, words: list[_Pair], name: str) -> Statement | None:
+def _find_longest(said: str, words: list[str], name: str) -> Statement | None:
     index = _index_messages(name)
-    found = (message for pair in words for message in index.get(pair, ()) if _is_said(message.text, said))
-    return max(found, key=lambda message: len(message.text), default=None)
+    found = (row for pair in words for row in index.get(pair, ()) if _is_said(row[2], said))
+    longest = max(found, key=lambda row: len(row[2]), default=None)
+    return Statement(*longest) if longest else None
 
 
 @cache
-def _index_messages(name: str) -> dict[_Pair, list[Statement]]:
-    """By the two words side by side that find a message. What vLLM only logs may be survived, and is not looked for."""
+def _index_messages(name: str) -> dict[str, list[_Row]]:
+    """By the two words side by side that find a message. What vLLM only logs may be survived, and is not looked for.
+
+    The first failure waits for the index, so it makes few objects: the rows stay as the file has them.
+    """
     index = defaultdict(list)
-    for each in read_table(name).statements:
-        if (each.raised or name == PACKAGES) and not each.place.startswith(_NUMBERED):
-            words = _first_line(each.text).split(maxsplit=each.anchor + 2)
-            index[words[each.anchor], words[each.anchor + 1]].append(each)
+    for row in _read_rows(name):
+        place, raised, text, anchor, _ = row
+        if (raised or name == PACKAGES) and not place.startswith(_NUMBERED):
+            words = text.split(maxsplit=anchor + 2)
+            index[f"{words[anchor]} {words[anchor + 1]}"].append(row)
     return index
 
 
@@ -114,8 +134,8 @@ def find_numbered(said: str) -> Message | None:
 @cache
 def _index_numbered() -> dict[str, str]:
     """The places of numbered errors by name, without who numbers, and by text."""
-    places = [each for each in read_table(PACKAGES).statements if each.place.startswith(_NUMBERED)]
-    return {each.text.lower(): each.place for each in places} | {_name_of(each.place).lower(): each.place for each in places}
+    places = {place: text for place, _, text, *_ in _read_rows(PACKAGES) if place.startswith(_NUMBERED)}
+    return {text.lower(): place for place, text in places.items()} | {_name_of(place).lower(): place for place in places}
 
 
 def _name_of(place: str) -> str:

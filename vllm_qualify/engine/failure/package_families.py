@@ -4,14 +4,15 @@ A place begins with the package's name as Python imports it, and the file in it,
 a numbered error of CUDA or HIP has the place `cuda/NAME`. The first family that fits decides.
 """
 
-from vllm_qualify.engine.failure.families import Family, make_family
+from vllm_qualify.engine.failure.families import A_VERSION, Family, make_family
 
 _INSTALLED = (
     r"\binstall|packaged into|please build"
     r"|not built|built with|built in\b|not compiled|recompile|rebuild|could not (?:be )?import|cannot import"
     r"|failed to import|unable to import|no module|not available in (?:this|your) (?:build|installation)"
     r"|please (?:update|upgrade)"
-    r"|(?:requires|needs) (?:the )?[\w.{}-]+ ?(?:>=|library|package|version)|version mismatch"
+    r"|(?:requires|needs) (?:the )?[\w.{}-]+ ?(?:library|package|version)|version mismatch"
+    rf"|(?:requires|needs) (?:the )?{A_VERSION}"
     r"|incompatible version"
     r"|is required (?:to|for) (?:use|run|load)|mismatched versions|librar(?:y|ies) .{0,30}(?:not found|missing)"
 )
@@ -65,9 +66,7 @@ FAMILIES = [
         "",
         "check CUDA's Multi-Process Service on this host, which serves the GPU: its daemon, its limits and its versions",
     ),
-    make_family(
-        "no-gpu", "^cuda/.*(?:NoDevice|DevicesUnavailable|DeviceUninitialized|DeviceNotLicensed|SystemNotReady|StubLibrary)"
-    ),
+    make_family("no-gpu", "^cuda/.*(?:NoDevice|DevicesUnavailable|DeviceNotLicensed|SystemNotReady|StubLibrary)"),
     make_family("too-few-gpus", "^cuda/.*InvalidDevice$"),
     make_family("gpu-broken", "^cuda/.*(?:ECC|HardwareStack|Nvlink|Contained|ErrorUnknown)"),
     make_family(
@@ -202,9 +201,14 @@ FAMILIES = [
         "^torch/(?:serialization|hub|_weights_only|native)",
         rf"{_OF_FILES}|weights.only|PytorchStreamReader|pickle|zip archive|magic",
     ),
+    make_family("incomplete-model", "^transformers/modeling_utils", r"no file named|safetensors|not the path"),
     make_family("engine-bug", "^transformers/"),
-    # Ranks that do not meet.
+    # What vLLM itself asks of Ray.
+    make_family(
+        "engine-bug", "^ray/", r"must not be provided|^bundles? (?:must|cannot)|resource quantities|reserved resource name"
+    ),
     make_family("too-few-gpus", "^ray/", r"placement group|bundle|resource|num_gpus|GPU"),
+    # Ranks that do not meet.
     make_family("rendezvous", "^(?:torch/distributed/(?!_symm)|ray/(?:_private|util|exceptions|_raylet|client))", _WAITED),
     make_family(
         "no-gpu", "^torch/(?:cuda|accelerator|xpu)", r"device (?:id|index|ordinal)|invalid device|NVML|amdsmi|pynvml|visible"
@@ -232,6 +236,12 @@ FAMILIES = [
         _OF_A_COMPILER,
         "",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
+    ),
+    make_family(
+        "broken-installation",
+        "^flashinfer/jit/cubin",
+        r"NO_DOWNLOAD",
+        "take the flashinfer-cubin of flashinfer's own version, which has its kernels, or unset FLASHINFER_NO_DOWNLOAD",
     ),
     make_family(
         "hub-unreachable",

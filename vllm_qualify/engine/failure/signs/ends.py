@@ -26,20 +26,33 @@ GENERAL_SIGNS = [
         r"(?:\[Errno 28\] )?No space left on device(?:[^\n]{0,3}: '(?P<path>[^'\n]{1,300})')?"
         r"|\[Errno 122\] Disk quota exceeded[^\n]{0,100}",
         "a disk of this host is full: {whole}",
+        needs=("No space left on device", "Disk quota exceeded"),
     ),
     make_sign(
         "unsupported-backend",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>(?=[^\n]{0,300}(?:backend|kernel|tensor core|attention|\bGPU|device"
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?!(?:CUDA|HIP|XPU|NPU)\b[^\n]{0,20} error)(?=[^\n]{0,300}(?:backend|kernel"
+        r"|tensor core|attention|\bGPU|device"
         r"|\barch|[Ss][Mm][ _]?\d|capability))"
         r"[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support|not implemented for"
         r"|[Oo]nly [^\n]{1,80} (?:is|are) supported)[^\n]{0,200})",
         "a kernel or backend does not fit the model or this GPU: {why}",
+        needs=("support", "not implemented for"),
     ),
     make_sign(
         "refused-configuration",
-        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,300}(?:not supported|[Uu]nsupported|does not support"
+        r"^\w{1,40}(?:Error|Exception): (?P<why>(?!(?:CUDA|HIP|XPU|NPU)\b[^\n]{0,20} error)[^\n]{0,300}(?:not supported"
+        r"|[Uu]nsupported|does not support"
         r"|mutually exclusive)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
+        needs=("support", "mutually exclusive"),
+    ),
+    # Before the sign of the engine's own code: what is asserted of a configuration is no fault of the code.
+    make_sign(
+        "refused-configuration",
+        r"^AssertionError(?:: (?P<why>[^\n]{1,300}))?$",
+        "the engine refuses the configuration: {why}",
+        through=r"/vllm/(?:config[/.]|engine/arg_utils\.py)[^\n]{0,100}, in (?:__post_init__|_*(?:verify|validate"
+        r"|get_and_verify)\w*)",
     ),
     make_sign(
         "engine-bug",
@@ -49,7 +62,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "engine-bug",
-        r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError|RecursionError|AssertionError"
+        r"^(?P<what>(?:TypeError|AttributeError|NameError|UnboundLocalError|IndexError|KeyError|ZeroDivisionError"
+        r"|RecursionError|AssertionError"
         r"|RuntimeError: (?:shape '|mat1 and mat2|The size of tensor a|Expected all tensors|expected scalar type"
         r"|Tensors must have same))[^\n]{0,300})",
         "the engine's own code failed: {what}",
@@ -63,8 +77,9 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "crashed",
-        r"(?P<what>NPU function error[^\n]{0,160}|CU(?:BLAS|DNN|SPARSE|SOLVER|FFT)_STATUS_\w{1,60}"
-        r"|HSA_STATUS_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
+        r"(?P<what>NPU function error[^\n]{0,160}|call acl api failed[^\n]{0,60}|CU(?:BLAS|DNN|SPARSE|SOLVER"
+        r"|FFT)_STATUS_\w{1,60}"
+        r"|HSA_STATUS_ERROR_\w{1,60}|UR_RESULT_ERROR_\w{1,60}|Memory access fault by GPU node[^\n]{0,100})",
         "native code of the release failed on the GPU: {what}",
     ),
     make_sign(
@@ -73,6 +88,16 @@ GENERAL_SIGNS = [
         "the model could not be compiled: {what}",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
+    # What takes NCCL's place: between nodes for experts, and on Intel's cards.
+    make_sign(
+        "nccl-failure",
+        r"(?P<what>/nvshmem/[^\n]{1,200}: (?:non-zero status|NULL value)[^\n]{1,100}|nvshmem initialization failed"
+        r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
+        "the GPUs could not be connected: {what}",
+        "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
+    ),
+    # Ray tries again for a while.
+    make_sign("rendezvous", r"Failed to connect to GCS at address [^\n]{1,100}", "the ranks did not meet: {whole}"),
     make_sign(
         "driver-too-old",
         r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}",
@@ -80,7 +105,9 @@ GENERAL_SIGNS = [
         "restart this host, or load the driver anew: it was updated while it ran",
     ),
     make_sign(
-        "no-gpu", r"NVMLError(?P<name>_\w{1,60})?: (?P<why>[^\n]{1,100})", "this host's driver refuses to name its GPUs: {why}"
+        "no-gpu",
+        r"NVMLError(?!_NotSupported)(?P<name>_\w{1,60})?: (?P<why>[^\n]{1,100})",
+        "this host's driver refuses to name its GPUs: {why}",
     ),
     make_sign(
         "unsupported-gpu",
@@ -99,14 +126,9 @@ GENERAL_SIGNS = [
     make_sign("no-compiler", r"Error building extension '(?P<name>[^'\n]{1,100})'", "a kernel could not be built: {name}"),
     make_sign(
         "no-compiler",
-        r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}",
+        r"ninja: build stopped: [^\n]{1,100}|Ninja build failed[^\n]{0,100}"
+        r"|Command '\['?\S{0,200}(?:gcc|g\+\+|clang|nvcc|ninja)'[^\n]{1,1000} returned non-zero exit status",
         "kernels for the GPU could not be built: {whole}",
-    ),
-    # NCCL warns of what it does without, too.
-    make_sign(
-        "nccl-failure",
-        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|[^\n]{0,200}\b(?:ignor|retry|falling|disabl|skip))[^\n]{1,200})",
-        "NCCL: {what}",
     ),
     make_sign(
         "unknown",
@@ -118,4 +140,15 @@ GENERAL_SIGNS = [
         r"^ +(?:Value error|Assertion failed), (?P<why>.+?)(?= \[type=|$)",
         "vLLM refuses the configuration: {why}",
     ),
+]
+
+# Words that a healthy start may have, too: they count only where nothing else tells why the server ended.
+LAST_SIGNS = [
+    # NCCL warns of what it does without, and of what may become slow.
+    make_sign(
+        "nccl-failure",
+        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|NUMA auto|Missing \""
+        r"|(?i:[^\n]{0,200}(?:ignor|retry|falling|disabl|skip|can lead to)))[^\n]{1,200})",
+        "NCCL: {what}",
+    )
 ]

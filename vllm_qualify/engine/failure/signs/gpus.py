@@ -23,7 +23,13 @@ SIGNS = [
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: [^(\n]+",
         "the server found no GPU that it can use: {whole}",
     ),
-    make_sign("no-gpu", r"libcuda\.so\.1: cannot open shared object file", "the server found no NVIDIA driver: {whole}"),
+    # The container's toolkit puts the driver's libraries into a container; an image without them has empty files.
+    make_sign(
+        "no-gpu",
+        r"libcuda\.so(?:\.1)? cannot (?:be )?found|lib(?:cuda"
+        r"|nvidia-ml)\.so(?:\.\d{1,6}){0,4}: (?:cannot open shared object file|file too short|invalid ELF header)",
+        "the server found no NVIDIA driver: {whole}",
+    ),
     make_sign(
         "too-few-gpus",
         r"World size \((?P<ranks>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
@@ -35,6 +41,7 @@ SIGNS = [
         r"(?P<telling>Duplicate GPU detected : rank (?P<one>\d+) and rank (?P<other>\d+))",
         "NCCL: rank {one} and rank {other} are on the same GPU",
         "give each rank a GPU of its own: check CUDA_VISIBLE_DEVICES and the sum of the parallel sizes",
+        needs=("Duplicate GPU detected",),
     ),
     make_sign(
         "nccl-failure",
@@ -42,12 +49,14 @@ SIGNS = [
         r"(?P<telling>Error while creating shared memory segment (?P<name>\S+) \(size (?P<size>\d+)\))",
         "NCCL got no shared memory: {name}, {size} bytes",
         "give the container more shared memory: ipc host, or a larger shm size",
+        needs=("Error while creating shared memory segment",),
     ),
     make_sign(
         "nccl-failure",
         rf"{line_up_to('NCCL error')}{NEXT_LINES}(?P<telling>Bootstrap : no socket interface found)",
         "NCCL: no network interface of this host fits",
         "set NCCL_SOCKET_IFNAME to an interface that the server sees, or unset it",
+        needs=("no socket interface found",),
     ),
     # The ranks wait for one another; which one was late can be chance.
     make_sign(
@@ -59,17 +68,12 @@ SIGNS = [
     ),
     make_sign("nccl-failure", r"NCCL error(?: in)?: (?:\S+:\d+, )?(?P<what>[^(,\n]{1,300}?)(?: \(| -|,|$)", "NCCL: {what}"),
     make_sign(
-        "nccl-failure", r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+", "NCCL: {what}"
+        "nccl-failure",
+        r"\b(?P<what>nccl(?:System|Internal|Remote|UnhandledCuda|InvalidUsage)(?:Error)?): .+",
+        "NCCL: {what}",
+        needs=("ncclSystem", "ncclInternal", "ncclRemote", "ncclUnhandledCuda", "ncclInvalidUsage"),
     ),
     make_sign("nccl-failure", r"NCCL error \S{1,200} '(?P<what>[^'\n]{1,200})'", "NCCL: {what}"),
-    # What takes NCCL's place: between nodes for experts, and on Intel's cards.
-    make_sign(
-        "nccl-failure",
-        r"(?P<what>/nvshmem/[^\n]{1,200}: (?:non-zero status|NULL value)[^\n]{1,100}|nvshmem initialization failed"
-        r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
-        "the GPUs could not be connected: {what}",
-        "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
-    ),
     make_sign(
         "nccl-failure",
         r"RPC call to (?P<call>\w{1,60}) timed out",
@@ -84,7 +88,8 @@ SIGNS = [
         r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
         r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
-        r"|Failed to connect to GCS at address [^\n]{1,100}|ZMQError: Cannot assign requested address[^\n]{0,100}"
+        r"|store->get\('[^'\n]{1,40}'\) got error: [^\n]{1,100}|waiting for engines to send initial message"
+        r"|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
     ),
@@ -136,12 +141,21 @@ SIGNS = [
         "name the GPUs by their numbers in CUDA_VISIBLE_DEVICES",
     ),
     make_sign(
+        "no-gpu",
+        r"CUDA unknown error - this may be due to an incorrectly set up environment|Device string must not be empty"
+        r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|nrt_init failed[^\n]{0,60}"
+        r"|TPU initialization failed[^\n]{0,200}|The TPU is already in use by process[^\n]{0,60}"
+        r"|No XPU devices are available|[Nn]euron device not found",
+        "the server found no GPU or device that it can use: {whole}",
+    ),
+    make_sign(
         "too-few-gpus", r"(?:CUDA|HIP) error: invalid device ordinal", "the server sees fewer GPUs than it was told: {whole}"
     ),
     make_sign(
         "too-few-gpus",
         r"Cannot provide a placement group of [^\n]{1,200}|[Cc]urrent node has no GPU available[^\n]{0,100}"
         r"|Ray does not allocate any GPUs on the driver node"
+        r"|number of required \w{1,10} exceeds the total number of available[^\n]{0,100}"
         r"|No available node types can fulfill resource request[^\n]{0,200}",
         "Ray has too few GPUs: {whole}",
     ),

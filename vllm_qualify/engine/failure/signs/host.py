@@ -3,12 +3,22 @@
 from vllm_qualify.engine.failure.signs.sign import make_sign
 
 _NVCC_REMEDY = (
-    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or serve an image, which has it; for "
+    "install CUDA's toolkit where the server runs, and name it in CUDA_HOME, or take an image that has it; for "
     "FlashInfer's sampler VLLM_USE_FLASHINFER_SAMPLER=0 does too"
+)
+# Where Triton, torch, vLLM and kernels' packages keep what they compiled.
+_CACHES = (
+    r"(?:\.triton|torchinductor|torch_compile_cache|torch_extensions"
+    r"|\.cache/(?:vllm|flashinfer|torch|triton|tvm-ffi|deep_gemm|tilelang|aiter))"
 )
 
 SIGNS = [
-    make_sign("port-in-use", r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*", "the server's port is in use: {whole}"),
+    make_sign(
+        "port-in-use",
+        r"^.*(?:\[Errno 98\]|[Aa]ddress already in use).*",
+        "the server's port is in use: {whole}",
+        needs=("[Errno 98]", "ddress already in use"),
+    ),
     make_sign(
         "broken-installation",
         r"No CTK flavor installed: expected one or more of (?P<what>\S+)",
@@ -20,6 +30,12 @@ SIGNS = [
         r"An attempt has been made to start a new process before the",
         "the program that starts the engine does so again whenever it is imported, as each of its processes does",
         'put what the program does under `if __name__ == "__main__":`, or install vLLM anew, whose own program has it',
+    ),
+    make_sign(
+        "compile-cache",
+        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<file>[^'\n]{0,200}"
+        r"(?:\.triton|torchinductor|torch_compile_cache|torch_extensions)[^'\n]{1,200})'",
+        "what an earlier start compiled and kept is gone, or another start removed it: {file}",
     ),
     # An empty name means that there is no program.
     make_sign(
@@ -40,6 +56,21 @@ SIGNS = [
         "what compiles kernels for the GPU found no {program}",
         _NVCC_REMEDY,
     ),
+    # What was compiled and kept lies outside the image, and so does what a host mounts: before the sign of all imports.
+    make_sign(
+        "compile-cache",
+        rf"(?P<file>/\S{{0,300}}{_CACHES}\S{{0,200}}): (?P<why>file too short|invalid ELF header|undefined symbol: \S{{1,200}}"
+        r"|cannot open shared object file[^\n]{0,60})",
+        "what an earlier start compiled and kept is broken, or of another version: {file}: {why}",
+        needs=(".so: ",),
+    ),
+    make_sign(
+        "no-permission",
+        r"(?P<file>/\S{1,300}): failed to map segment from shared object",
+        "{file} is on a file system whose programs may not run (noexec)",
+        "let the server's caches and TMPDIR be on a file system that is mounted without noexec",
+        needs=(": failed to map segment from shared object",),
+    ),
     # After the sign for the driver's own library, which has another remedy.
     make_sign(
         "broken-installation",
@@ -51,12 +82,6 @@ SIGNS = [
         r"a corrupted compilation artifact|Failed to (?:load|deserialize) (?:the )?(?:compiled|cached) (?:graph"
         r"|artifact|function)s?[^\n]{0,100}",
         "what an earlier start compiled and kept is broken: {whole}",
-    ),
-    make_sign(
-        "compile-cache",
-        r"(?P<file>/\S{0,300}(?:\.triton|torchinductor|torch_compile_cache|\.cache/(?:vllm|flashinfer))\S{0,200}): "
-        r"(?:file too short|invalid ELF header|cannot open shared object file[^\n]{0,60})",
-        "what an earlier start compiled and kept is broken: {file}",
     ),
     make_sign(
         "compile-cache",
@@ -81,6 +106,7 @@ SIGNS = [
         r"Version mismatch: The cluster was started with:",
         "Ray's cluster and the engine have different versions of Ray or Python",
         "start the cluster from the same image or environment as the server",
+        of_image=False,
     ),
     make_sign(
         "process-limit",
@@ -117,20 +143,30 @@ SIGNS = [
         r"Failed to find C compiler[^\n]{0,100}|CUDA_HOME environment variable is not set"
         r"|fatal error: Python\.h: No such file or directory"
         r"|No such file or directory: '(?P<program>(?:\S{0,200}/)?(?:nvcc|gcc|g\+\+|cc|c\+\+|ninja|ptxas|cuobjdump))'"
+        r"|fatal error: (?:cuda|cuda_runtime|cublas_v2|curand|nvrtc|stdio|stdlib)\w{0,20}\.h: No such file or directory"
+        r"|\bld: cannot find -l\w{1,40}"
         r"|g?cc: fatal error: [^\n]{1,200}|error: command '\S{0,200}(?:gcc|g\+\+|nvcc)' failed[^\n]{0,100}",
         "what compiles kernels is not there or does not work: {whole}",
+        needs=(
+            "C compiler",
+            "CUDA_HOME",
+            "fatal error: ",
+            "No such file or directory: '",
+            "error: command '",
+            "ld: cannot find",
+        ),
     ),
     make_sign(
         "broken-installation",
         r"flashinfer-cubin version \((?P<one>[^)\n]{1,40})\) does not match flashinfer version \((?P<other>[^)\n]{1,40})\)",
         "flashinfer is {other} and flashinfer-cubin is {one}",
-        "install flashinfer and flashinfer-cubin of one version, or serve an image",
+        "install flashinfer and flashinfer-cubin of one version, or take an image that has them of one",
     ),
     make_sign(
         "broken-installation",
         r"'_OpNamespace' '(?P<name>\w{1,60})' object has no attribute '(?P<op>\w{1,100})'",
         "vLLM's own compiled library {name} did not load, or lacks {op}",
-        "see the log's warning about it; install vLLM anew with the torch that it was built for, or serve an image",
+        "see the log's warning about it; install vLLM anew with the torch that it was built for, or take another image",
     ),
     make_sign(
         "broken-installation",
@@ -139,6 +175,14 @@ SIGNS = [
         r"|A module that was compiled using NumPy 1\.x cannot be run|mismatches the version that was used to compile PyTorch"
         r"|(?P<file>\S{1,200}\.so[\d.]{0,20}): cannot open shared object file",
         "libraries of the engine do not fit together: {whole}",
+        needs=(
+            "does not exist",
+            "undefined symbol: ",
+            "GLIBC",
+            "NumPy 1.x",
+            "mismatches the version",
+            "cannot open shared object file",
+        ),
     ),
     make_sign(
         "broken-installation",

@@ -24,6 +24,14 @@ SIGNS = [
     make_sign(
         "kv-cache-too-small", _KV_CACHE_NEEDED, "max-model-len {asked} needs {needed} GiB of KV cache, {available} GiB are left"
     ),
+    # Older versions.
+    make_sign(
+        "kv-cache-too-small",
+        r"max seq len \((?P<asked>\d+)\) is larger than the maximum number of tokens that can be stored in KV cache "
+        r"\((?P<fits>\d+)\)",
+        "max-model-len {asked} needs more KV cache than is left; {fits} tokens would fit",
+        "set max-model-len to {fits} or less, raise gpu-memory-utilization, or use more GPUs",
+    ),
     make_sign(
         "kv-cache-too-small",
         r"No available memory for the cache blocks",
@@ -53,6 +61,7 @@ SIGNS = [
         r"(?P<telling>CUDA out of memory occurred when warming up sampler with (?P<requests>\d+) dummy requests)",
         "the GPU ran out of memory when the sampler was warmed up with {requests} requests",
         "lower max-num-seqs or gpu-memory-utilization",
+        needs=("warming up sampler",),
     ),
     # No setting of the KV cache helps here.
     make_sign(
@@ -72,11 +81,14 @@ SIGNS = [
         "cuda-out-of-memory",
         rf"{line_up_to('NCCL error')}{NEXT_LINES}(?P<telling>Cuda failure(?: \d+)? 'out of memory')",
         "the GPU ran out of memory in NCCL",
+        needs=("Cuda failure",),
     ),
     make_sign(
         "cuda-out-of-memory",
-        r"(?:CUDA|HIP)(?: error:)? out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory",
+        r"(?:CUDA|HIP|XPU|NPU)(?: error:)? out of memory|torch\.OutOfMemoryError|hipErrorOutOfMemory"
+        r"|UR_RESULT_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|RESOURCE_EXHAUSTED: [^\n]{0,100}(?:memory|alloc|hbm)[^\n]{0,100}",
         "the GPU ran out of memory",
+        needs=("out of memory", "OutOfMemory", "UR_RESULT_ERROR_OUT_OF", "RESOURCE_EXHAUSTED"),
     ),
     make_sign(
         "cuda-out-of-memory",
@@ -90,8 +102,22 @@ SIGNS = [
     ),
     make_sign(
         "out-of-memory",
-        r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory",
+        r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory|shared object: Cannot allocate memory"
+        r"|LLVM ERROR: out of memory[^\n]{0,60}",
         "the host's memory ran out: {whole}",
+    ),
+    make_sign(
+        "out-of-memory",
+        r"Task was killed due to the node running low on memory|The node was low on resource: memory|OOMKilled",
+        "the host's or the container's memory ran out: {whole}",
+    ),
+    # The kernel's OOM killer ends a compiler; the words are those of gcc, clang and nvcc.
+    make_sign(
+        "out-of-memory",
+        r"Killed signal terminated program \w{1,40}|unable to execute command: Killed"
+        r"|'\w{1,40}' died due to signal 9\b[^\n]{0,40}",
+        "the host's memory ran out, and a compiler was killed: {whole}",
+        "raise the container's or the host's memory, or set MAX_JOBS to a lower number: each job is a compiler",
     ),
     make_sign(
         "kv-cache-too-small",
@@ -109,8 +135,8 @@ SIGNS = [
     ),
     make_sign(
         "out-of-memory",
-        r"(?P<what>insufficient shared memory \(shm\)|unable to write to file </torch_[^\n]{0,100}|unable to (?:open"
-        r"|allocate|mmap) shared memory[^\n]{0,100}"
+        r"(?P<what>insufficient shared memory(?: \(shm\))?|are out of shared memory"
+        r"|unable to write to file </torch_[^\n]{0,100}|unable to (?:open|allocate|mmap) shared memory[^\n]{0,100}"
         r"|No space left on device[^\n]{0,40}/dev/shm[^\n]{0,60})",
         "the shared memory of the server's container is too small: {what}",
         "give the container more shared memory: ipc host, or a larger shm size",

@@ -19,6 +19,7 @@ SIGNS = [
         "unknown-model",
         r"(?<!\S)(?P<repo>\S+) is not a local folder and is not a valid model identifier",
         "there is no model {repo}: neither a folder nor a repository of the hub",
+        needs=(" is not a local folder",),
     ),
     make_sign(
         "unknown-revision",
@@ -26,13 +27,17 @@ SIGNS = [
         "the model {repo} has no revision {revision}",
     ),
     make_sign(
-        "unknown-revision", r"(?<!\S)(?P<revision>\S+) is not a valid git identifier", "the model has no revision {revision}"
+        "unknown-revision",
+        r"(?<!\S)(?P<revision>\S+) is not a valid git identifier",
+        "the model has no revision {revision}",
+        needs=(" is not a valid git identifier",),
     ),
     make_sign(
         "gated-model",
         rf"{line_up_to('Cannot access gated repo for url ')}{_REPOSITORY}{NEXT_LINES}not in the authorized list",
         "the model {repo} is gated, and the account of this HF_TOKEN is not in its list",
         "ask for access on the repository's page on the hub",
+        needs=("not in the authorized list",),
     ),
     make_sign(
         "gated-model",
@@ -61,6 +66,7 @@ SIGNS = [
         rf"{line_up_to(_NO_CONNECTION)}(?P<why>.+)(?:\n(?!.*{_NO_CONNECTION}).*){{0,300}}?"
         r"(?P<telling>We couldn't connect to '(?P<url>[^'\n]+)')",
         "the hub at {url} does not answer: {why}",
+        needs=("We couldn't connect to",),
     ),
     make_sign("hub-unreachable", r"We couldn't connect to '(?P<url>[^'\n]+)'", "the hub at {url} does not answer"),
     make_sign(
@@ -76,6 +82,32 @@ SIGNS = [
     make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
     make_sign(
+        "incomplete-model",
+        r"Unable to load weights from pytorch checkpoint file [^\n]{1,200}|PytorchStreamReader failed [^\n]{1,100}"
+        r"|UnpicklingError: (?:invalid load key, '[v<]'|Weights only load failed)",
+        "a file of weights is broken, or is no file of weights: {whole}",
+        "bring the file anew; one of Git LFS that begins with 'version https://git-lfs' is only a pointer",
+    ),
+    make_sign(
+        "incomplete-model",
+        r"^\w{1,40}: (?P<why>[^\n]{0,200}(?:Error no file named|No tokenizer file found in directory"
+        r"|is not the path to a directory containing)[^\n]{1,200})",
+        "the model's folder lacks a file: {why}",
+    ),
+    make_sign(
+        "unsupported-architecture",
+        r"Cannot find model module\. '(?P<name>\w{1,100})'|Unknown gguf model_type: (?P<type>[^\n]{1,100})",
+        "this vLLM version does not know the model: {whole}",
+    ),
+    make_sign(
+        "gated-model",
+        r"Cannot access content at: (?P<url>\S{1,300})"
+        r"|(?P<status>40[13]) Client Error: [^\n]{1,60} for url: (?P<other>\S{1,300})",
+        "the hub refuses to give what is asked for: {whole}",
+        "check that HF_TOKEN is valid, and that its account may read the repository",
+        needs=("Cannot access content at", "Client Error: "),
+    ),
+    make_sign(
         "unsupported-architecture",
         r"The checkpoint you are trying to load has model type `(?P<type>[^`\n]{1,100})` but Transformers does not recognize",
         "the engine's transformers does not know the model type {type}",
@@ -85,6 +117,7 @@ SIGNS = [
         "unsupported-architecture",
         r"(?P<name>\w{1,100}) has no vLLM implementation and the Transformers implementation is not compatible",
         "this vLLM version has no implementation of {name}, and that of transformers does not fit",
+        needs=(" has no vLLM implementation",),
     ),
     make_sign(
         "unsupported-architecture",
@@ -120,6 +153,7 @@ SIGNS = [
         "incomplete-model",
         r"(?P<model>\S{1,300}) does not appear to have (?:a file named (?P<file>\S{1,200})|files? )",
         "the model {model} lacks a file: {whole}",
+        needs=(" does not appear to have ",),
     ),
     make_sign("incomplete-model", r"Entry Not Found for url: (?P<url>\S{1,300}?)\.?$", "the hub has no such file: {url}"),
     make_sign(

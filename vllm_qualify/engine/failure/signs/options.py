@@ -3,6 +3,7 @@
 from vllm_qualify.engine.failure.signs.sign import make_sign
 
 _SMALLER_PARTS = "a smaller tensor-parallel-size, or no expert parallelism, which cuts the weights into larger parts"
+_OTHER_SERVICE = "rename the cluster's service, or set enableServiceLinks to false in the pod: the cluster sets this variable"
 
 SIGNS = [
     make_sign("unknown-flag", r"error: unrecognized arguments: (?P<flags>.+)", "this vLLM version does not know {flags}"),
@@ -28,20 +29,55 @@ SIGNS = [
         "invalid-value",
         r"invalid literal for int\(\) with base 10: '(?P<value>(?:tcp|udp)://[^'\n]{1,100})'",
         "a number of vLLM's environment, such as VLLM_PORT, is {value}",
-        "rename the cluster's service, or set enableServiceLinks to false in the pod: the cluster sets this variable",
+        _OTHER_SERVICE,
+        turn="host",
+    ),
+    make_sign(
+        "invalid-value",
+        r"(?P<name>VLLM_\w{1,40}) '?(?P<value>[^'\n]{1,100}?)'? appears to be a URI",
+        "vLLM's environment has {value} as {name}",
+        _OTHER_SERVICE,
+        turn="host",
     ),
     make_sign(
         "refused-configuration",
         r"^AssertionError(?:: [^\n]{0,200})?$",
         "the draft model's vocabulary is not the model's",
         "take a draft of the model's own family",
-        through=r"assert [^\n]{0,80}vocab_size",
+        through=r"assert all\(vocab_sizes\[0\] == vocab_size",
     ),
     make_sign(
         "invalid-value",
         r"The supplied chat template (?:string )?\((?P<name>[^)\n]{1,300})\) (?:appears path-like|looks like a file path)",
         "the chat template {name} is not there",
         "name a chat template that is there, as the server sees it",
+    ),
+    # Words of the parsers of tools and of reasoning, in older and newer versions.
+    make_sign(
+        "invalid-value",
+        r"invalid (?P<kind>tool call|reasoning) parser: (?P<name>[^\n]{1,60}?) \(chose from (?P<valid>[^)\n]{1,1000})"
+        r"|(?P<other>(?:Tool|Reasoning) parser '[^'\n]{1,60}' not found)",
+        "this vLLM has no such parser: {whole}",
+        "name a parser that this vLLM version has, or take a newer version",
+        needs=(" parser: ", " parser '"),
+    ),
+    make_sign(
+        "refused-configuration",
+        r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len \((?P<why>[^)\n]{1,200})",
+        "max-model-len {asked} is more than the model's configuration has: {why}",
+        "lower max-model-len",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^AssertionError: (?P<what>\d+ is not divisible by \d+)",
+        "a size of the model cannot be cut over the ranks: {what}",
+        "change tensor-parallel-size",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}Error: (?P<what>CUDAGraphMode\.\w{1,40} is not supported with [^\n]{1,200})",
+        "the CUDA graphs that are asked for do not fit the attention backend: {what}",
+        "change cudagraph_mode in compilation-config, or leave it out",
     ),
     make_sign(
         "refused-configuration",
@@ -60,6 +96,7 @@ SIGNS = [
         r"(?P<what>[^\n]{1,200}? is not divisible by weight quantization block_[nk] = \d+)",
         "the quantization's blocks cannot be cut so: {what}",
         _SMALLER_PARTS,
+        needs=(" is not divisible by weight quantization block_",),
     ),
     make_sign(
         "refused-configuration",
@@ -72,6 +109,7 @@ SIGNS = [
         r"(?P<name>\S{1,300}) is unsupported LoRA weight",
         "the adapter has a weight that vLLM cannot apply: {name}",
         "take another adapter, or leave it out",
+        needs=(" is unsupported LoRA weight",),
     ),
     make_sign(
         "refused-configuration",

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from vllm_qualify.engine.failure.meanings import FailureClass
+from vllm_qualify.engine.failure.meanings import FailureClass, Turn
 
 
 class Sign(NamedTuple):
@@ -11,7 +11,9 @@ class Sign(NamedTuple):
 
     The pattern's groups, and `whole` for the whole match, fill the problem's braces. In a match over several lines, the line
     where the group `telling` begins is shown first, or else the match's first line. With `through`, the match counts only as
-    the end of a traceback with a frame that has this in its line.
+    the end of a traceback with a frame that has this in its line. With `needs`, each match has one of these words in it: a log
+    without them is not searched. `turn` is whose turn it is where this is not that of the kind. What a sign shows `of_image` is
+    its owner's turn if the server ran from an image.
     """
 
     kind: FailureClass
@@ -20,6 +22,9 @@ class Sign(NamedTuple):
     remedy: str | None = None
     retry: bool | None = None
     through: re.Pattern[str] | None = None
+    needs: tuple[str, ...] = ()
+    turn: Turn | None = None
+    of_image: bool = True
 
 
 def make_sign(
@@ -29,8 +34,13 @@ def make_sign(
     remedy: str | None = None,
     retry: bool | None = None,
     through: str | None = None,
+    *,
+    needs: tuple[str, ...] = (),
+    turn: Turn | None = None,
+    of_image: bool = True,
 ) -> Sign:
-    return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry, re.compile(through) if through else None)
+    frame = re.compile(through) if through else None
+    return Sign(kind, re.compile(pattern, re.M), problem, remedy, retry, frame, needs, turn, of_image)
 
 
 NEXT_LINES = r"(?:[^\n]*\n){0,4}?[^\n]*?"

@@ -30,6 +30,7 @@ SIGNS = [
         r"(?P<kind>\w{1,40}) MoE backend '?(?P<name>\w+)'? does not support the deployment configuration"
         r"(?: since (?P<why>.+))?",
         "the {kind} MoE backend {name} does not fit the model or this GPU: {why}",
+        needs=(" does not support the deployment configuration",),
     ),
     make_sign(
         "invalid-value",
@@ -61,6 +62,7 @@ SIGNS = [
         r"|attention sinks (?:are )?not supported)[^\n]{0,100})",
         "the model needs attention sinks, which this backend lacks on this GPU: {what}",
         "leave the attention backend out, or name another",
+        needs=("attention sinks", "Sinks are only supported in"),
     ),
     make_sign(
         "unsupported-backend",
@@ -81,5 +83,6 @@ SIGNS = [
         r"|FP[48][^\n]{0,60} (?:is|are) not supported on (?:this|the current) [^\n]{0,80})",
         "the quantization does not run on this GPU with this vLLM: {what}",
         "choose another variant or backend for this GPU type, or a newer vLLM",
+        needs=("Failed to initialize", "Failed to run", " not supported "),
     ),
 ]
