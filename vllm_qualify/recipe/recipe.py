@@ -30,7 +30,18 @@ from vllm_qualify.recipe.presets import with_presets
 from vllm_qualify.recipe.roles import Settings
 from vllm_qualify.recipe.searches import ProfileStages, Soak
 from vllm_qualify.recipe.serving import Arguments, Variant
-from vllm_qualify.recipe.values import Count, CountOrZero, Frozen, Gibibytes, Name, Positive, PositiveShare, Seconds, Text
+from vllm_qualify.recipe.values import (
+    Count,
+    CountOrZero,
+    Frozen,
+    Gibibytes,
+    Name,
+    Positive,
+    PositiveShare,
+    Seconds,
+    Text,
+    expand_user,
+)
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
 MOST_STARTS = 16
@@ -358,4 +369,4 @@ class LoadedRecipe(Frozen):
 
     def path(self, relative: str) -> Path:
         """An absolute path for a path written in the recipe."""
-        return (self.folder / Path(relative).expanduser()).resolve()
+        return (self.folder / expand_user(relative)).resolve()

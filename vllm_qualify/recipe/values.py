@@ -1,6 +1,7 @@
 """The base of recipes and all other documents of this project, and the types of single values."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -45,3 +46,11 @@ Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 PositiveShare = Annotated[float, Field(strict=True, gt=0, le=1)]
 Drawn = Annotated[str, Field(strict=True), matches("([0-9a-f]{32})?", "it is nothing that was drawn: 32 hexadecimal digits")]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def expand_user(path: str) -> Path:
+    """The path with a user's folder in place of `~`. Of a user that is not there it stays, and is no path of a file."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
