@@ -41,8 +41,8 @@ PARTS: list[JsonValue] = [
 ]
 ALL_OF: dict[str, JsonValue] = {"name": "both", "strict": True, "schema": {"allOf": PARTS}}
 REMEDY = (
-    "no backend keeps it: name another `backend` in `structured-outputs-config`, or take a vLLM that refuses it (xgrammar before"
-    " 0.32 takes any JSON)"
+    "no backend keeps it: name another `backend` in `structured-outputs-config`, or take a vLLM that refuses it (xgrammar"
+    " before 0.32 takes any JSON)"
 )
 
 
