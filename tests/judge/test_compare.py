@@ -507,6 +507,7 @@ UNLIKE: list[tuple[dict[str, Any], str]] = [
         ({"load": LOAD.model_copy(update={name: getattr(LOAD, name) + 1})}, "the baseline's load was another one")
         for name in ("input_len", "output_len", "max_concurrency", "burstiness", "num_prompts", "num_warmups", "seed")
     ),
+    ({"load": LOAD.model_copy(update={"counted_from": "second chunk"})}, "window, first token of chats, seed or SLO"),
 ]
 
 
@@ -534,6 +535,7 @@ def test_how_often_a_load_is_repeated_may_change_and_the_slo_where_no_goodput_is
     others |= {"seeded_by": "another"}
     compared = {"input_len", "output_len", "length_spread", "shared_prefix_len", "prompts_sha256", "api", "window", "turns"}
     compared |= {"max_concurrency", "request_rate", "burstiness", "trace_speed", "num_prompts", "num_warmups", "seed"}
+    compared |= {"counted_from"}
     assert {*others, *compared} == Load.model_fields.keys()
     then = LOAD.model_copy(update=others)
     assert load_differs(against(cell_plan([worsening_gate()]), load=then)) is None

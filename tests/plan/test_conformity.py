@@ -256,3 +256,15 @@ def test_a_load_at_a_rate_is_that_of_the_recipe(document: Document, engine: Engi
     assert difference_from(plan, recipe) == ""
     slower = plan.load.model_copy(update={"request_rate": 1.0})
     assert difference_from(plan.model_copy(update={"load": slower}), recipe).startswith("load settings")
+
+
+def test_a_load_of_chats_counts_their_tokens_as_planned_now_or_as_plans_did_before(
+    document: Document, engine: EngineEnvironment
+) -> None:
+    load = document["gpu_types"]["cpu"]["profiles"]["latency"]["load"]
+    document["gpu_types"]["cpu"]["profiles"]["latency"]["load"] = load | {"api": "chat", "window": "whole"}
+    recipe, plan = Recipe.model_validate(document), plans_of(document, engine)[0]
+    assert plan.load.counted_from == "second chunk"
+    for counted_from, message in (("second chunk", ""), (None, ""), ("first chunk", "load settings: not as in the recipe")):
+        counted = plan.load.model_copy(update={"counted_from": counted_from})
+        assert difference_from(plan.model_copy(update={"load": counted}), recipe) == message

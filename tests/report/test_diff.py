@@ -230,6 +230,7 @@ OTHERWISE: dict[str, Any] = {
     "prompts_sha256": "ab" * 32,
     "seeded_by": "another",
     "turns": 4,
+    "counted_from": "second chunk",
 }
 
 

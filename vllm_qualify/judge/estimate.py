@@ -145,7 +145,7 @@ def _rate_of_baseline(plan: CellPlan, evidence: Path) -> float | None:
     if plan.baseline is None:
         return None
     # How many requests are sent, from which seed, and what is counted of them, hardly change the rate.
-    same = {"num_prompts": 0, "num_warmups": 0, "seed": 0, "window": "", "slo": None}
+    same = {"num_prompts": 0, "num_warmups": 0, "seed": 0, "window": "", "counted_from": None, "slo": None}
     then, now = (part(load, WORK) | same for load in (plan.baseline.load, plan.load))
     if then != now:
         return None

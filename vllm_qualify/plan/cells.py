@@ -23,6 +23,7 @@ from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import check_memory_limit, server_plan, undrafted_of
 from vllm_qualify.plan.workload import most_clients
 from vllm_qualify.recipe.code import code_of_server, code_of_task
+from vllm_qualify.recipe.load import NOT_OF_RECIPE
 from vllm_qualify.recipe.recipe import LoadedRecipe
 from vllm_qualify.recipe.serving import VLLM, EngineName, ServerArguments, covers
 
@@ -214,7 +215,7 @@ def plan_fitted(plan: CellPlan, options: ServerArguments) -> CellPlan:
         "server": server,
         "undrafted": undrafted,
         "undrafted_in_turn": in_turn,
-        "load": load.model_copy(update={"prompts_sha256": plan.load.prompts_sha256, "seeded_by": plan.load.seeded_by}),
+        "load": load.model_copy(update={name: getattr(plan.load, name) for name in NOT_OF_RECIPE}),
         "accuracy": [
             task.model_copy(update={"num_concurrent": workload.num_concurrent(task.settings, server)}) for task in plan.accuracy
         ],

@@ -15,6 +15,7 @@ from vllm_qualify.plan.generation import recommended_sampling
 from vllm_qualify.plan.parts import with_parts
 from vllm_qualify.plan.server import draft_folder, undrafted_of
 from vllm_qualify.plan.workload import (
+    choose_first_chunk,
     likelihood_plan,
     load_digest,
     most_clients,
@@ -23,7 +24,7 @@ from vllm_qualify.plan.workload import (
     repetitions_of,
     task_plan,
 )
-from vllm_qualify.recipe.load import Workload
+from vllm_qualify.recipe.load import NOT_OF_RECIPE, Workload
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile, Recipe, Serving
 from vllm_qualify.recipe.roles import EFFORT, PLACE, WORK, part
 from vllm_qualify.recipe.searches import Fit
@@ -118,6 +119,9 @@ def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
     clients = load.count_clients(most_clients(plan.server, plan.fit))
     if clients is None or plan.load.seeded_by != plan.cell.profile:
         return False
+    # Plans from before the field do not say it.
+    if plan.load.counted_from not in (None, choose_first_chunk(load, plan.server)):
+        return False
     expected = load.make_load(clients, prompts_needed(load, plan.gates))
     return _recipe_settings(expected) == _recipe_settings(plan.load)
 
@@ -168,8 +172,8 @@ def _is_commit(revision: str | None) -> bool:
 
 
 def _recipe_settings(load: Workload) -> dict[str, Any]:
-    """What of a load a recipe says. The content of its file is not in a recipe, and a caller may replace the budget of time."""
-    return part(load, WORK, EFFORT, PLACE) | {"prompts_sha256": None, "seeded_by": None, "time_budget_s": None}
+    """What of a load a recipe says. A caller may replace the budget of time."""
+    return part(load, WORK, EFFORT, PLACE) | dict.fromkeys(NOT_OF_RECIPE) | {"time_budget_s": None}
 
 
 def _compare_server(plan: CellPlan, selection: Selection, recipe: Recipe) -> Iterator[str]:

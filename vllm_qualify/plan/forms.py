@@ -14,5 +14,5 @@ def form_warnings(server: ServerPlan, contract: Contract | None) -> list[str]:
     return [
         f"`capabilities` promise {' and '.join(promised)}, and `{FORMS_OPTION}` names no backend: in vLLM the first form after"
         " a start then decides for all others, and clients may ask for another one first than the contract does;"
-        f" `{FORMS_OPTION}: {{backend: xgrammar}}` keeps or refuses each form by itself"
+        f" `{FORMS_OPTION}: {{backend: xgrammar}}` keeps or refuses each form by itself since vLLM 0.32"
     ]

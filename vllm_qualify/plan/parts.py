@@ -11,7 +11,7 @@ from vllm_qualify.engine.environment import digest_at
 from vllm_qualify.engine.hub import Repository, cache_folder, check_files, find_repository, folder_name
 from vllm_qualify.engine.server import MODEL, Part, ServerPlan
 from vllm_qualify.errors import CallerError, HostError, writing
-from vllm_qualify.recipe.values import expand_home
+from vllm_qualify.recipe.values import expand_user
 
 PLACE = "check"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -47,7 +47,7 @@ def check_unchanged(server: ServerPlan, revision: str, place: str) -> None:
     files = [(part.name, part.revision) for part in server.parts if not part.is_of_the_hub]
     for name, digest in (*own, *files):
         with writing(place):
-            is_same = digest_at(expand_home(name)) == digest
+            is_same = digest_at(expand_user(name)) == digest
         if not is_same:
             problem = f"{name} was changed while it was served, so nothing shows what was measured"
             raise HostError(problem, "find out who writes there, and qualify again", place, kind="model-changed")
@@ -90,7 +90,7 @@ def _texts_named(server: ServerPlan, options: Iterable[str]) -> Iterator[tuple[s
 
 def _part_named(server: ServerPlan, option: str, name: str) -> Iterator[Part]:
     """What an option names. In a container a path is one of the image, whose digest covers it."""
-    path, kind = expand_home(name), server.engine_kind
+    path, kind = expand_user(name), server.engine_kind
     if not server.in_container and _is_there(path):
         yield Part(option=option, name=name, revision=digest_at(path))
     elif not _REPOSITORY.fullmatch(name):

@@ -15,7 +15,7 @@ from vllm_qualify.plan.generation import recommended_sampling
 from vllm_qualify.plan.questions import check_questions
 from vllm_qualify.recipe.accuracy import Accuracy, Likelihood
 from vllm_qualify.recipe.gates import Gate
-from vllm_qualify.recipe.load import Load, LoadSettings
+from vllm_qualify.recipe.load import CountedFrom, Load, LoadSettings, Workload
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile
 from vllm_qualify.recipe.searches import Fit
@@ -105,7 +105,18 @@ def load_plan(loaded: LoadedRecipe, name: str, profile: Profile, gates: list[Gat
     HostError if the file of prompts is not there.
     """
     make = _trace_plan if profile.load.trace else _load_plan
-    return make(loaded, profile, gates, server, place).model_copy(update={"seeded_by": name})
+    added = {"seeded_by": name, "counted_from": choose_first_chunk(profile.load, server)}
+    return make(loaded, profile, gates, server, place).model_copy(update=added)
+
+
+def choose_first_chunk(settings: Workload, server: ServerPlan) -> CountedFrom | None:
+    """Which chunk has the first token of the chats of a load: the second one if the engine is known to send a role before it.
+
+    None if the load has no chats, and in a steady state where the second one has it, as in plans that do not say it.
+    """
+    if settings.api != "chat" or (settings.window == "steady" and server.engine_kind.opens_with_role):
+        return None
+    return "second chunk" if server.engine_kind.opens_with_role else "first chunk"
 
 
 def _load_plan(loaded: LoadedRecipe, profile: Profile, gates: list[Gate], server: ServerPlan, place: str) -> Load:

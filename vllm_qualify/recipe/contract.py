@@ -1,20 +1,13 @@
 """The checks of the API's contract."""
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from collections.abc import Collection
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from vllm_qualify.lazy import Lazy
+from vllm_qualify.recipe.json_schemas import check_schema
 from vllm_qualify.recipe.roles import EFFORT, WORK, Settings
 from vllm_qualify.recipe.values import Name, Seconds, Text
-
-if TYPE_CHECKING:
-    from jsonschema import exceptions, validators
-    from referencing import exceptions as unresolved
-else:
-    exceptions, validators = Lazy("jsonschema.exceptions"), Lazy("jsonschema.validators")
-    unresolved = Lazy("referencing.exceptions")
 
 Capability = Literal["chat", "tools", "parallel_tools", "reasoning", "json_schema", "vision", "responses"]
 # What must be promised beside a capability: without it, its checks could not be understood.
@@ -116,56 +109,12 @@ NAMES = tuple(check.name for check in CHECKS)
 OWN_SCHEMAS, MOST_SCHEMAS = "contract_own_schemas", 8
 
 
-# One value of each type that a schema can be followed with.
-_VALUES: tuple[JsonValue, ...] = (None, False, 0, "", [], {})
-
-
-def _check_schema(schema: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    if not isinstance(schema.get("$schema", ""), str):
-        raise ValueError("is no JSON schema: its $schema is no text")
-    try:
-        validators.validator_for(schema).check_schema(schema)
-    except exceptions.SchemaError as error:
-        raise ValueError(f"is no JSON schema: {error.message}") from error
-    except RecursionError as error:
-        raise ValueError("is nested too deeply") from error
-    # Nothing is fetched, neither here nor by the server.
-    references = list(dict.fromkeys(_references_of(schema)))
-    if other := next((each for each in references if not each.startswith("#")), None):
-        raise ValueError(f"refers to what is not in it: {other}")
-    _follow(schema, references)
-    return schema
-
-
-def _follow(schema: dict[str, JsonValue], references: list[str]) -> None:
-    """Raises ValueError if a reference leads nowhere, or back to itself with the same value."""
-    validator = validators.validator_for(schema)(schema)
-    for reference in references:
-        at = validator.evolve(schema={"$ref": reference})
-        try:
-            for value in _VALUES:
-                at.is_valid(value)
-        except RecursionError as error:
-            raise ValueError(f"refers to itself without an end: {reference}") from error
-        except unresolved.Unresolvable as error:
-            raise ValueError(f"refers to what is not in it: {reference}") from error
-
-
-def _references_of(value: JsonValue) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from (each for key, each in value.items() if key in ("$ref", "$dynamicRef") and isinstance(each, str))
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _references_of(each)
-
-
 class OwnSchema(Settings):
     """A schema of the recipe's own, as its clients ask for it."""
 
     name: Annotated[Name, WORK] = Field(description="its name in the request, and in findings")
     prompt: Annotated[Text, WORK] = Field(description="the question whose reply must fit it")
-    json_schema: Annotated[dict[str, JsonValue], AfterValidator(_check_schema), WORK] = Field(
+    json_schema: Annotated[dict[str, JsonValue], AfterValidator(check_schema), WORK] = Field(
         description="the schema itself, or the path of a JSON file that has it. It refers to nothing outside"
     )
 

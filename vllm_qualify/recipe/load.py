@@ -16,8 +16,11 @@ LEAST_PROMPTS_PER_CLIENT, LEAST_OF_WHOLE_RUN = 5, 1
 OPEN_LOAD_CLIENTS = 1
 # A load at a rate is planned so many times as long as it must last.
 OPEN_MARGIN = 1.25
+CountedFrom = Literal["first chunk", "second chunk"]
 # Bench takes seeds below 2**32. Those of measured prompts are below this, and those of warm-ups so much higher.
 SEEDS = 2**31
+# What a load has beside what a recipe says.
+NOT_OF_RECIPE = ("prompts_sha256", "seeded_by", "counted_from")
 
 
 class Slo(Settings):
@@ -238,6 +241,15 @@ class Load(Workload):
     """hash of the file's content; of a trace its digest, which does not depend on the form of its file"""
     seeded_by: Annotated[Name | None, EFFORT] = None
     """the profile's name, which shifts the seeds; without it they are those of `seed`"""
+    counted_from: Annotated[CountedFrom | None, WORK] = None
+    """which chunk of a chat has its first token. None, as in plans without it: the first one in a whole run, else the second"""
+
+    @property
+    def skips_role(self) -> bool:
+        """Whether a chat's first chunk is not counted, because it has a role and no token."""
+        if self.api != "chat":
+            return False
+        return self.counted_from == "second chunk" if self.counted_from else self.window == "steady"
 
     def bench_seed(self, repeat: int) -> int:
         """Bench's seed of a repeat, below SEEDS. Profiles that share a server share no prompt, whatever their seeds are."""

@@ -14,7 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.gates import TAGS
 from vllm_qualify.recipe.recipe import LoadedRecipe, Recipe
-from vllm_qualify.recipe.values import expand_home
+from vllm_qualify.recipe.values import expand_user
 
 # YAML of others is read within bounds: what a short text refers to again and again can be a billion values.
 MOST_VALUES, MOST_CHARACTERS = 200_000, 4_000_000
@@ -36,7 +36,7 @@ def load_recipe(name_or_path: str) -> LoadedRecipe:
     Raises CallerError if there is no such recipe, or it is not valid. It names the file, the key path and the allowed values.
     """
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
-    path = expand_home(name_or_path) if is_path else catalog_folder() / f"{name_or_path}.yaml"
+    path = expand_user(name_or_path) if is_path else catalog_folder() / f"{name_or_path}.yaml"
     if not path.is_file():
         remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
         raise CallerError(f"there is no recipe '{name_or_path}'", remedy, "RECIPE")
@@ -57,20 +57,29 @@ def _read_schemas(document: dict[str, Any], recipe: Path) -> None:
         named = entry.get("json_schema") if isinstance(entry, dict) else None
         if not isinstance(named, str):
             continue
-        place, file = f"{recipe}: json_schemas.{number}.json_schema", recipe.parent / expand_home(named)
+        place = f"{recipe}: json_schemas.{number}.json_schema"
         try:
-            about = file.stat()
-            is_read = S_ISREG(about.st_mode) and about.st_size <= MOST_SCHEMA_BYTES
-            schema = json.loads(file.read_text(encoding="utf-8") if is_read else "")
+            schema = _read_object(recipe.parent / expand_user(named))
         except OSError as error:
-            raise CallerError(
-                f"{named} cannot be read: {error.strerror}", "check the path and its permissions", place
-            ) from error
-        except (ValueError, RecursionError):
-            schema = None
-        if not isinstance(schema, dict):
-            raise CallerError(f"{named} is no JSON object of at most {MOST_SCHEMA_BYTES:,} bytes", "mend the file", place)
+            problem = f"{short(named)} cannot be read: {error.strerror}"
+            raise CallerError(problem, "check the path and its permissions", place) from error
+        if schema is None:
+            problem = f"{short(named)} is no file with a JSON object of at most {MOST_SCHEMA_BYTES:,} bytes"
+            raise CallerError(problem, "mend the file", place)
         entry["json_schema"] = schema
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """The JSON object that a file has; None if it has none or too many bytes, or is no regular file. Raises OSError."""
+    try:
+        status = file.stat()
+        # A pipe has no bytes yet, and to read it would wait for them.
+        if not S_ISREG(status.st_mode) or status.st_size > MOST_SCHEMA_BYTES:
+            return None
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _parse_yaml(path: Path) -> Any:

@@ -41,7 +41,7 @@ from vllm_qualify.recipe.values import (
     PositiveShare,
     Seconds,
     Text,
-    expand_home,
+    expand_user,
 )
 
 # More starts of a server would hardly make a verdict more certain, and each takes minutes.
@@ -372,4 +372,4 @@ class LoadedRecipe(Frozen):
         """An absolute path for a path written in the recipe. Raises CallerError if no file system has such a path."""
         if "\0" in relative:
             raise CallerError(f"{relative!r} is no path", "mend the path in the recipe", "RECIPE")
-        return (self.folder / expand_home(relative)).resolve()
+        return (self.folder / expand_user(relative)).resolve()

@@ -48,8 +48,8 @@ Drawn = Annotated[str, Field(strict=True), matches("([0-9a-f]{32})?", "it is not
 Flag = Annotated[bool, Field(strict=True)]
 
 
-def expand_home(path: str) -> Path:
-    """The path, with the home folder in the place of `~`. What begins with the name of nobody is a path like any other."""
+def expand_user(path: str) -> Path:
+    """The path with a user's folder in place of `~`. Of a user that is not there it stays, and is no path of a file."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -13,6 +13,7 @@ from tests.evidence.contract.server import ALONE, Document, Healthy, Rows, faili
 from tests.evidence.contract.shapes import shape
 from tests.fakes import vllm as fake
 from vllm_qualify.engine.kinds.registry import KINDS
+from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK
 from vllm_qualify.evidence.contract.capabilities.table import most_requests
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.evidence.contract.exchange import EXCHANGES
@@ -481,11 +482,83 @@ def test_a_forced_call_that_ended_and_is_none_is_not_made_good_by_another_one(me
     assert "ended by tool_calls" in row.finding
 
 
+def add_key_to_first_text(request: Document, spoken: Document) -> Document:
+    calls = [(name, json.dumps({**json.loads(given), "urgent": True})) for name, given in spoken["calls"]]
+    return {"calls": calls} if is_sent(request, FIRST_TEXT) else {}
+
+
+def call_another_tool_too(request: Document, spoken: Document) -> Document:
+    return {"calls": [*spoken["calls"], ("get_weather", "{}")]} if is_sent(request, FIRST_TEXT) else {}
+
+
+@pytest.mark.parametrize("change", [add_key_to_first_text, call_another_tool_too])
+def test_a_call_that_is_there_and_does_not_fit_is_asked_for_otherwise(change: Change, measure_server: Measure) -> None:
+    assert failing(measure_server(speaking(change), ALONE)) == set()
+
+
+def cut_first_text_and_lose_it_in_the_stream(request: Document, spoken: Document) -> Document:
+    return (lose_first_text if is_streamed(request) else cut_first_text)(request, spoken)
+
+
+def test_a_stream_that_lost_its_call_counts_although_the_plain_reply_was_cut(measure_server: Measure) -> None:
+    row = measure_server(speaking(cut_first_text_and_lose_it_in_the_stream), ALONE)["contract_tools_text"]
+    assert "'tools_text 1 stream' calls no tool" in (row.finding or "")
+
+
+@pytest.mark.parametrize("way", ["plain", "stream"])
+def test_a_text_without_a_reply_is_asked_for_otherwise(way: str, measure_server: Measure, folder: Path, tmp_path: Path) -> None:
+    measure_server(speaking(cut_first_text), ALONE)
+    lost = {"status": None, "reply": "", "problem": "ReadTimeout: "}
+    exchanges = [each | (lost if name == f"tools_text 1 {way}" else {}) for name, each in sent(folder).items()]
+    row = parsed(keep(tmp_path / "kept", exchanges), "reference")["contract_tools_text"]
+    assert (row.value, row.invalid_because) == (1.0, None)
+
+
+@pytest.mark.parametrize("plan", [f"`{CALLS['xlam']}`", f"```json\n{CALLS['xlam']}\n```"])
+def test_a_plan_in_code_beside_a_call_is_let_pass(plan: str, measure_server: Measure) -> None:
+    assert failing(measure_server(speaking(write_call(f"I call:\n{plan}\nNow.")), ALONE)) == set()
+
+
+def test_a_call_in_code_without_a_true_call_is_none(measure_server: Measure) -> None:
+    def write(_: Document, spoken: Document) -> Document:
+        return {"content": f"```json\n{CALLS['xlam']}\n```", "calls": [], "reason": "stop"} if spoken["calls"] else {}
+
+    assert failing(measure_server(speaking(write), ALONE)) == TOOLS
+
+
+class FlatErrors(Healthy):
+    """As TensorRT-LLM's."""
+
+    def _answer(self, status: int, body: Document) -> None:
+        flat = {"object": "error", **body["error"]} if "allOf" in str(body.get("error")) else body
+        super()._answer(status, flat)
+
+
+class CutsParts(KeepsParts):
+    written = '{"number": 42, "colour": "re'
+
+    def speak(self, request: Document) -> Document:
+        return super().speak(request) | ({"reason": "length"} if has_parts(request) else {})
+
+
+def test_a_schema_of_two_parts_is_refused_in_any_form_of_an_error(measure_server: Measure) -> None:
+    assert failing(measure_server(FlatErrors, ALONE)) == set()
+
+
+def test_a_reply_to_a_schema_of_two_parts_that_was_cut_is_not_judged(measure_server: Measure, folder: Path) -> None:
+    rows = measure_server(CutsParts, ALONE)
+    assert (failing(rows), unknown(rows)) == (set(), {"json_schema_all_of"})
+    assert "'json_schema_all_of 1' was cut" in (rows["contract_json_schema_all_of"].invalid_because or "")
+    assert sent(folder)["tools_again 1 schema"]["body"]["max_tokens"] == SHORT_TOK
+
+
 def test_the_finding_on_a_schema_that_is_not_kept_names_the_option(measure_server: Measure) -> None:
     finding = measure_server(KeepsNoPart, ALONE)["contract_json_schema_all_of"].finding
     assert finding
     assert '{"answer": 42}' in finding
-    assert "name the `backend` in `structured-outputs-config`" in finding
+    assert (
+        "no backend keeps it: name another `backend` in `structured-outputs-config`, or take a vLLM that refuses it" in finding
+    )
 
 
 def test_a_schema_of_two_parts_is_kept_or_refused(measure_server: Measure, folder: Path) -> None:

@@ -1,6 +1,8 @@
 """JSON schemas that a recipe brings: each reply is held to its own by the jsonschema package."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -75,15 +77,6 @@ def test_a_reply_that_does_not_fit_its_schema_is_told(texts: dict[str, str], fin
     assert finding in row.finding
 
 
-def test_a_deep_reply_to_a_schema_that_contains_itself_is_told(measure_server: Measure) -> None:
-    tree: Document = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
-    own = [OwnSchema(name="order", prompt="Draw a tree.", json_schema=tree)]
-    deep = '{"a":' * 400 + "{}" + "}" * 400
-    rows = measure_server(writing(order=deep), CONTRACT.model_copy(update={"schemas": own}))
-    assert "is nested too deeply to be held to it" in (rows[OWN_SCHEMAS].finding or "")
-    assert measure_server(writing(order='{"a": {}}'), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS].value == 1.0
-
-
 def test_a_schema_that_is_refused_is_told_by_the_servers_words(measure_server: Measure) -> None:
     class Refuses(writing()):  # type: ignore[misc]  # a class that a function makes
         def speak(self, request: Document) -> Document:
@@ -97,6 +90,31 @@ def test_a_schema_that_is_refused_is_told_by_the_servers_words(measure_server: M
     assert row.finding == "the server refuses the schema 'order', HTTP 400: 'Grammar error: unsupported keyword not'"
 
 
+class FlatErrors(Healthy):
+    """As TensorRT-LLM's."""
+
+    def _talk(self, request: Document) -> None:
+        if "response_format" in request:
+            self._answer(400, {"object": "error", "message": "no such grammar", "type": "BadRequestError", "code": 400})
+        else:
+            super()._talk(request)
+
+
+class OtherErrors(Healthy):
+    def _talk(self, request: Document) -> None:
+        if "response_format" in request:
+            self._answer(404, {"detail": "Not Found"})
+        else:
+            super()._talk(request)
+
+
+@pytest.mark.parametrize(
+    ("server", "words"), [(FlatErrors, "HTTP 400: 'no such grammar'"), (OtherErrors, 'HTTP 404: \'{"detail": "Not Found"}\'')]
+)
+def test_the_servers_words_are_told_in_whatever_form(server: type[Healthy], words: str, measure_server: Measure) -> None:
+    assert measure_server(server, CONTRACT)[OWN_SCHEMAS].finding == f"the server refuses the schema 'order', {words}"
+
+
 def test_a_reply_that_is_not_there_is_invalid(measure_server: Measure, folder: Path, tmp_path: Path) -> None:
     measure_server(writing(), CONTRACT)
     kept = keep(tmp_path / "kept", [each for name, each in sent(folder).items() if name != "own_schemas list"])
@@ -106,6 +124,45 @@ def test_a_reply_that_is_not_there_is_invalid(measure_server: Measure, folder: P
 
 def test_without_schemas_there_is_no_such_check(measure_server: Measure) -> None:
     assert OWN_SCHEMAS not in measure_server(Healthy, CONTRACT.model_copy(update={"schemas": []}))
+
+
+PRICE: Document = {"type": "number", "multipleOf": 0.01}
+NODE: Document = {"type": "object", "properties": {"node": {"$ref": "#"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply", "finding"),
+    [
+        (PRICE, "19.99", None),
+        (PRICE, "1e300", None),
+        (PRICE, "7", None),
+        (PRICE, "19.995", "19.995 is not a multiple of 0.01"),
+        ({"type": "integer"}, "7.0", None),
+        (PRICE, "NaN", "is no JSON: 'NaN'"),
+        ({}, '{"far": [-Infinity]}', "is no JSON"),
+        ({}, "1e999", "is no JSON"),
+        ({"type": "string"}, '["\\ud800"]', "is not of type 'string'"),
+        ({"additionalProperties": {"type": "string"}}, '{"\\ud800": 7}', "7 is not of type 'string'"),
+        (NODE, '{"node": {"node": {}}}', None),
+        (NODE, '{"node": {"leaf": {}}}', "'leaf' was unexpected"),
+        ({"type": "string", "format": "date"}, '"not a day"', None),
+    ],
+)
+def test_a_reply_is_held_to_what_a_schema_says(
+    schema: Document, reply: str, finding: str | None, measure_server: Measure
+) -> None:
+    own = [OwnSchema(name="order", prompt="Order.", json_schema=schema)]
+    row = measure_server(writing(order=reply), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS]
+    assert (row.value, row.invalid_because) == (0.0 if finding else 1.0, None)
+    assert (finding or "") in (row.finding or "")
+    assert row.model_dump_json()
+
+
+def test_a_reply_that_is_nested_too_deeply_for_its_schema_is_not_judged(measure_server: Measure) -> None:
+    own = [OwnSchema(name="order", prompt="Order.", json_schema=NODE)]
+    deep = '{"node": ' * 400 + "{}" + "}" * 400
+    row = measure_server(writing(order=deep), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS]
+    assert "nested too deeply" in (row.invalid_because or "")
 
 
 # --- the recipe
@@ -133,21 +190,57 @@ def test_a_recipe_has_its_schemas_as_they_are_or_in_files(tmp_path: Path) -> Non
     [
         ({"type": "objekt"}, "is no JSON schema"),
         ({"$ref": "https://example.org/schema.json"}, "refers to what is not in it"),
-        ({"$schema": ["draft-07"]}, r"its \$schema is no text"),
-        ({"$ref": "#"}, "refers to itself without an end: #"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "refers to itself without an end"),
-        ({"type": "array", "items": {"$ref": "#/$defs/word"}}, "refers to what is not in it: #/.defs/word"),
-        ({"$ref": "#word"}, "refers to what is not in it: #word"),
+        ({"$ref": "#/$defs/none"}, "refers to what is not in it: #/$defs/none"),
+        ({"$ref": "#/allOf/first", "allOf": [{}]}, "refers to what is not in it: #/allOf/first"),
+        ({"$ref": "#/type", "type": "string"}, "refers to what is no schema: #/type"),
+        ({"$dynamicRef": "#none"}, "refers to what is not in it: #none"),
+        ({"$ref": "#"}, "refers to itself without an end"),
+        ({"properties": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/properties/a"}]}}}, "refers to itself without an end"),
+        ({"$defs": {"a": {"not": {"$ref": "#/$defs/b"}}, "b": {"$ref": "#/$defs/a"}}}, "refers to itself without an end"),
+        ({"$schema": ["https://json-schema.org/draft/2020-12/schema"]}, "its `$schema` is no text"),
+        ({"$schema": 7}, "its `$schema` is no text"),
+        ({"const": "\ud800"}, r"has half of a character, \ud800"),
+        ({"properties": {"\udfff": {}}}, r"has half of a character, \udfff"),
+        ("half.json", r"has half of a character, \ud83d"),
+        ({"multipleOf": float("nan")}, "finite number"),
+        ("deep.json", "is nested too deeply"),
         ("missing.json", "cannot be read"),
-        ("~nobody-of-this-name/schema.json", "cannot be read"),
-        ("/dev/zero", "is no JSON object"),
-        ("broken.json", "is no JSON object"),
+        ("~nosuchuser/order.json", "cannot be read"),
+        ("broken.json", "is no file with a JSON object"),
+        ("pipe.json", "is no file with a JSON object"),
+        (".", "is no file with a JSON object"),
+        ("nul\0.json", "is no file with a JSON object"),
     ],
 )
 def test_what_is_no_schema_is_refused(form: object, problem: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("[1")
-    with pytest.raises(CallerError, match=problem):
+    (tmp_path / "half.json").write_text('{"const": "\\ud83d"}')
+    (tmp_path / "deep.json").write_text('{"not": ' * 150 + "{}" + "}" * 150)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(CallerError, match=re.escape(problem)) as refused:
         loaded_with(tmp_path, json_schemas=[{"name": "order", "prompt": "Order.", "json_schema": form}])
+    assert "json_schemas.0.json_schema" in refused.value.place
+    assert str(refused.value).encode()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"const": {"$ref": "https://example.org/schema.json"}},
+        {"enum": [{"$ref": "#/none"}], "default": {"$ref": "#"}},
+        {"$ref": "urn:item", "$defs": {"item": {"$id": "urn:item", "type": "string"}}},
+        {"$id": "https://example.org/a.json", "$ref": "b.json", "$defs": {"b": {"$id": "b.json", "type": "string"}}},
+        {"$ref": "#item", "$defs": {"b": {"$anchor": "item"}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {"items": {"$ref": "#/definitions/a"}}}},
+        {"properties": {"$ref": {"type": "string"}}},
+        {"$schema": "https://example.org/own"},
+        {"dependencies": {"a": ["b"]}},
+        NODE,
+    ],
+)
+def test_what_refers_to_itself_and_what_is_no_reference_is_taken(form: Document, tmp_path: Path) -> None:
+    contract = loaded_with(tmp_path, json_schemas=[{"name": "order", "prompt": "Order.", "json_schema": form}])
+    assert contract.schemas[0].json_schema == form
 
 
 def test_a_recipe_that_promises_no_forms_brings_no_schemas(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ class EngineKind:
     start_log: StartLog | None = None  # finds the parts of a start in its log; None if they are not read
     identities: Callable[[str], list[Identity]] | None = None
     """Finds in its log what each of its processes says that it serves; None if its log does not say it."""
+    opens_with_role: bool = False  # whether a chat's stream is known to begin with a chunk that has a role and no token
     is_held_to_contract: bool = False  # whether its servers are asked for the API's contract, unless a recipe says otherwise
     not_offered: Mapping[str, str] = field(default_factory=dict)  # contract checks that it cannot meet, each with the reason
 

@@ -77,6 +77,8 @@ KIND = EngineKind(
     },
     load_problems=_load_problems,
     hit_share=_hit_share,
+    # From its tensorrt_llm/serve/postprocess_handlers.py: yield_first_chat.
+    opens_with_role=True,
     # From its tensorrt_llm/serve/openai_protocol.py: ErrorResponse and ModelCard.
     not_offered={
         "contract_prompt_too_long": "its /v1/models does not say how long a prompt may be",

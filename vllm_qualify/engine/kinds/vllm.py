@@ -195,5 +195,6 @@ KIND = EngineKind(
     queue_remedy="raise max-num-batched-tokens or gpu-memory-utilization, or use more GPUs",
     start_log=START_LOG,
     identities=_find_identities,
+    opens_with_role=True,
     is_held_to_contract=True,
 )

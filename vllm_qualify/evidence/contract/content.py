@@ -20,6 +20,8 @@ _MARKUP = re.compile(
 )
 # Some templates have nothing between the role and what is said.
 _ROLE = re.compile(r"\s*(?:(?i:assistant|user|system|model)\s*[:\n]|assistant(?=[A-Z0-9]|final|analysis))")
+# A block of code between fences, and code within a line.
+_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.S)
 # A call as text, of a tool that was offered: only its name tells it from the JSON and the code of an ordinary answer. A call in
 # Python stands alone in its line, and has arguments; the description of a tool has the schema of its parameters.
 _CALL = r"""
@@ -47,6 +49,11 @@ def check_content(name: str, content: str, tools: Collection[str] = ()) -> None:
     need(not _ROLE.match(content), begins)
     call = find_written_call(content, tools)
     need(call is None, f"the content of '{name}' has a call that is written as text, {call!r}: {shorten(content)}")
+
+
+def without_code(content: str) -> str:
+    """The content without its blocks of code that have an end."""
+    return _CODE.sub("", content)
 
 
 def has_markup(content: str) -> bool:

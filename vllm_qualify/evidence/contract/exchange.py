@@ -44,6 +44,11 @@ class Exchange(Request):
     reply: str = ""
     problem: str | None = None
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server answered with a status 4xx."""
+        return self.status is not None and 400 <= self.status < 500
+
 
 def send_request(url: str, request: Request, limit_s: float, *, hang_up: bool = False) -> Exchange:
     """Ask, and keep the reply. To `hang_up` is to leave a stream after its first piece: the reply is what had come by then."""

@@ -1,15 +1,16 @@
 """The schemas that a recipe brings: each is asked once, with its own prompt, and its reply is held to it."""
 
 import json
+import math
 from collections.abc import Sequence
 
-from jsonschema import validators
 from pydantic import JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import Body, user_body
-from vllm_qualify.evidence.contract.replies import BrokenError, Refusal, need, parse_form, shorten
+from vllm_qualify.evidence.contract.replies import BrokenError, MissingError, need, read_refusal, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 from vllm_qualify.recipe.contract import OwnSchema
+from vllm_qualify.recipe.json_schemas import find_fault
 
 
 def own_bodies(schemas: Sequence[OwnSchema]) -> dict[str, Body]:
@@ -35,22 +36,30 @@ def _form_body(schema: OwnSchema) -> Body:
 def _check_kept(replies: Transcript, schema: OwnSchema) -> None:
     name = _request_name(schema)
     exchange = replies.exchange(name)
-    if exchange.status is not None and 400 <= exchange.status < 500:
-        words = parse_form(name, exchange.reply, Refusal).error.message
+    if exchange.is_refused:
+        words = read_refusal(exchange.reply)
         raise BrokenError(f"the server refuses the schema '{schema.name}', HTTP {exchange.status}: {shorten(words)}")
     spoken = replies.chat(name)
     ended = f"it ended by {spoken.reason}"
     try:
-        document = json.loads(spoken.content)
+        document = _read_json(spoken.content)
     except (ValueError, RecursionError) as error:
         raise BrokenError(f"the reply to the schema '{schema.name}' is no JSON: {shorten(spoken.content)}; {ended}") from error
-    validator = validators.validator_for(schema.json_schema)(schema.json_schema)
     try:
-        fault = next(validator.iter_errors(document), None)
-    except RecursionError as error:
-        deep = (
-            f"the reply to the schema '{schema.name}' is nested too deeply to be held to it: {shorten(spoken.content)}; {ended}"
-        )
-        raise BrokenError(deep) from error
-    why = f"{fault.json_path}: {fault.message[:300]}" if fault else ""
-    need(not fault, f"the reply does not fit the schema '{schema.name}', {why}: {shorten(spoken.content)}")
+        fault = find_fault(schema.json_schema, document)
+    except ValueError as error:
+        raise MissingError(f"the reply cannot be held to the schema '{schema.name}': {error}") from error
+    need(not fault, f"the reply does not fit the schema '{schema.name}', {fault}: {shorten(spoken.content)}")
+
+
+def _read_json(text: str) -> JsonValue:
+    """Raises ValueError for what is no JSON, also for NaN and infinities, or has a number beyond Python's; RecursionError."""
+    document: JsonValue = json.loads(text, parse_constant=_read_finite, parse_float=_read_finite)
+    return document
+
+
+def _read_finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON")
+    return number

@@ -1,5 +1,6 @@
 """What replies must look like: the parts of OpenAI's forms that the checks read. Other fields are not looked at."""
 
+from contextlib import suppress
 from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
@@ -63,6 +64,15 @@ class Fault(Form):
 
 class Refusal(Form):
     error: Fault
+
+
+def read_refusal(text: str) -> str:
+    """The server's own words in an error: of OpenAI's form, of a flat one as TensorRT-LLM's, or all of the text."""
+    with suppress(ValidationError):
+        return Refusal.model_validate_json(text).error.message
+    with suppress(ValidationError):
+        return Fault.model_validate_json(text).message
+    return text
 
 
 class Usage(Form):

@@ -133,9 +133,8 @@ class Transcript:
         """Check that each of these requests got an error of OpenAI's form and of a status 4xx."""
         for name in names:
             exchange = self.exchange(name)
-            is_refused = exchange.status is not None and 400 <= exchange.status < 500
             got = f"HTTP {exchange.status}, and not a status 4xx: {shorten(exchange.reply)}"
-            need(is_refused, f"the request '{name}' got {got}")
+            need(exchange.is_refused, f"the request '{name}' got {got}")
             parse_form(name, exchange.reply, Refusal)
 
 

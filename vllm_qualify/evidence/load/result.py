@@ -135,8 +135,8 @@ def read_repeat(folder: Path, place: str, number: int) -> Repeat:
 def steady_of(result: dict[str, Any], settings: Load, trace: Trace | None = None) -> Steady:
     """What the requests of a result show, those of a trace from their times in the trace on.
 
-    Over a whole run the figures are the same as bench's own, but computed from its requests, and of chats without their first
-    chunk, which has a role and no token. Raises steady.UnsteadyError if these have no steady state or contradict bench's,
+    Over a whole run the figures are the same as bench's own, but computed from its requests, and without the first chunk of a
+    chat where the load skips it. Raises steady.UnsteadyError if these have no steady state or contradict bench's,
     steady.OverloadError if they were sent faster than the server can answer.
     """
     requests = steady.requests_of(result, settings.max_concurrency)
@@ -152,7 +152,7 @@ def steady_of(result: dict[str, Any], settings: Load, trace: Trace | None = None
         result = at_trace_times(result, trace)
         requests = steady.requests_of(result, settings.max_concurrency)
         whole = steady.figures_of(steady.whole_window(requests, result["duration"]), settings.slo, as_bench=True)
-    if settings.api == "chat":
+    if settings.skips_role:
         # Bench takes it for the first token. Some servers send it long before.
         requests = requests.without_openings()
         window = steady.whole_window(requests, float(result["duration"]))
@@ -169,8 +169,7 @@ def _turn_ttfts(result: dict[str, Any], settings: Load) -> dict[str, float]:
     """Empty for a load without turns. Bench's lists are in the order of its requests, in which first turns come first."""
     if settings.turns == 1:
         return {}
-    # The first chunk of a chat has a role, the second one the first token.
-    opened = [sum(gaps[:1]) for gaps in result["itls"]]
+    opened = [sum(gaps[:1]) if settings.skips_role else 0.0 for gaps in result["itls"]]
     ttfts, chats = np.asarray(result["ttfts"], dtype=float) + np.asarray(opened), settings.num_prompts // settings.turns
     parts = zip(TURN_TTFTS, (ttfts[:chats], ttfts[chats:]), strict=True)
     return {name: 1000 * float(np.median(part)) for name, part in parts}

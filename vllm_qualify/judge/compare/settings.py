@@ -47,7 +47,10 @@ def load_differs(plan: CellPlan) -> str | None:
     if then.client_version != plan.client_version:
         return f"the baseline's load client was vLLM {then.client_version}, and this one is {plan.client_version}"
     if _settings_of_load(then.load, plan) != _settings_of_load(plan.load, plan):
-        return "the baseline's load was another one: other lengths, concurrency, number of prompts, window, seed or SLO"
+        return (
+            "the baseline's load was another one: other lengths, concurrency, number of prompts, window, first token of chats,"
+            " seed or SLO"
+        )
     return None
 
 

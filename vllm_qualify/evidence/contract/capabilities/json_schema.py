@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import ConfigDict, JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import Body, Probe, user_body
-from vllm_qualify.evidence.contract.replies import BrokenError, Form, need, parse_form
+from vllm_qualify.evidence.contract.replies import BrokenError, Form, MissingError, need, parse_form
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -40,7 +40,10 @@ PARTS: list[JsonValue] = [
     {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]},
 ]
 ALL_OF: dict[str, JsonValue] = {"name": "both", "strict": True, "schema": {"allOf": PARTS}}
-REMEDY = "the backend that the first form chose does not keep it: name the `backend` in `structured-outputs-config`"
+REMEDY = (
+    "no backend keeps it: name another `backend` in `structured-outputs-config`, or take a vLLM that refuses it (xgrammar"
+    " before 0.32 takes any JSON)"
+)
 
 
 def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
@@ -50,9 +53,12 @@ def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
 
 
 def _check_all_of(replies: Transcript, attempt: str) -> None:
-    if replies.exchange(attempt).status != 200:
-        replies.check_refused(attempt)
+    # The form of the error is the engine's choice: TensorRT-LLM's is flat.
+    if replies.exchange(attempt).is_refused:
         return
+    reason = replies.chat(attempt).reason
+    if reason == "length":
+        raise MissingError(f"the reply to '{attempt}' was cut before its end")
     try:
         _check_form(replies, attempt, Both)
     except BrokenError as error:
@@ -60,7 +66,7 @@ def _check_all_of(replies: Transcript, attempt: str) -> None:
 
 
 def all_of_body(text: str) -> Body:
-    """A question whose answer must fit a schema of two parts. vLLM's xgrammar refuses it, its guidance keeps it."""
+    """A question whose answer must fit a schema of two parts. xgrammar of vLLM 0.32 refuses it, guidance keeps it."""
     return user_body(text, response_format={"type": "json_schema", "json_schema": ALL_OF})
 
 

@@ -1,5 +1,6 @@
 """Calls of tools: whether one is called, which one, and with which arguments."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -8,8 +9,8 @@ from pydantic import ConfigDict, JsonValue
 from vllm_qualify.evidence.contract.capabilities.chat import LONG, QUESTIONS, SHORT, check_growth
 from vllm_qualify.evidence.contract.capabilities.json_schema import all_of_body
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.content import check_content, find_written_call, has_markup
-from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, Spoken, need, parse_form, shorten
+from vllm_qualify.evidence.contract.content import check_content, find_written_call, has_markup, without_code
+from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, MissingError, Spoken, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -86,16 +87,20 @@ def _check_calls(
 ) -> list[Call]:
     """The calls of a reply: there is one, each is of these tools, its arguments fit, and none is left as text."""
     spoken = replies.streamed_chat(attempt) if is_streamed else replies.chat(attempt)
-    need(
-        spoken.calls, f"the reply to '{attempt}' calls no tool: {shorten(spoken.text)}, ended by {spoken.reason}{_hint(spoken)}"
-    )
+    _need_calls(attempt, spoken)
     for call in spoken.calls:
         need(call.name in tools, f"the reply to '{attempt}' calls {shorten(call.name)}")
         parse_form(f"{attempt}, arguments", call.arguments, arguments)
     ids = [call.id for call in spoken.calls]
     need(len(set(ids)) == len(ids), f"the calls of '{attempt}' share an id: {shorten(str(ids))}")
-    check_content(attempt, spoken.content, OFFERED)
+    # A plan beside a call may show the call as code.
+    check_content(attempt, without_code(spoken.content), OFFERED)
     return spoken.calls
+
+
+def _need_calls(name: str, spoken: Spoken) -> None:
+    said = f"{shorten(spoken.text)}, ended by {spoken.reason}{_hint(spoken)}"
+    need(spoken.calls, f"the reply to '{name}' calls no tool: {said}")
 
 
 def _hint(spoken: Spoken) -> str:
@@ -155,14 +160,20 @@ def _check_text(replies: Transcript, attempt: str) -> None:
 
     But a reply that ended and has no call is the server's fault, whatever comes after it.
     """
-    for earlier in (f"tools_text {number}" for number in range(1, int(attempt.rpartition(" ")[2]))):
-        if not _is_cut(replies, earlier):
-            _check_forced(replies, earlier)
+    for number in range(1, 1 + int(attempt.rpartition(" ")[2])):
+        _check_not_lost(f"tools_text {number} plain", replies.chat)
+        _check_not_lost(f"tools_text {number} stream", replies.streamed_chat)
     _check_forced(replies, attempt)
 
 
-def _is_cut(replies: Transcript, attempt: str) -> bool:
-    return "length" in (replies.chat(f"{attempt} plain").reason, replies.streamed_chat(f"{attempt} stream").reason)
+def _check_not_lost(name: str, read: Callable[[str], Spoken]) -> None:
+    """Check that a reply has a call or was cut. Nothing follows from a reply that is not there."""
+    try:
+        spoken = read(name)
+    except MissingError:
+        return
+    if spoken.reason != "length":
+        _need_calls(name, spoken)
 
 
 def _check_forced(replies: Transcript, attempt: str) -> None:
@@ -183,7 +194,8 @@ def _check_again(replies: Transcript, attempt: str) -> None:
 
 
 def _again_bodies(question: str) -> dict[str, Body]:
-    return {"schema": all_of_body(question), "call": user_body(question, tools=KNOWN, tool_choice="required")}
+    schema = {**all_of_body(question), "max_tokens": SHORT_TOK}
+    return {"schema": schema, "call": user_body(question, tools=KNOWN, tool_choice="required")}
 
 
 _check_stream = partial(_check_same_calls, plain="tools_auto")

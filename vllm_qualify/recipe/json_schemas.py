@@ -1,0 +1,135 @@
+"""JSON schemas of recipes: which are sound, and how a document is held to one. Nothing is fetched."""
+
+import json
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue
+
+from vllm_qualify.lazy import Lazy
+
+if TYPE_CHECKING:
+    import referencing
+    from jsonschema import exceptions, validators
+    from referencing import exceptions as lookup_errors
+    from referencing import jsonschema as dialects
+else:
+    exceptions, validators = Lazy("jsonschema.exceptions"), Lazy("jsonschema.validators")
+    referencing, lookup_errors = Lazy("referencing"), Lazy("referencing.exceptions")
+    dialects = Lazy("referencing.jsonschema")
+
+Schema = dict[str, JsonValue]
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# The keywords whose schemas hold for the same value as the schema that has them: one, several in a list, several by names.
+ONE_ALIKE, LISTED_ALIKE = ("not", "if", "then", "else"), ("allOf", "anyOf", "oneOf")
+NAMED_ALIKE = ("dependentSchemas", "dependencies")
+# How much of a sentence on a fault is shown.
+SHOWN = 300
+
+
+def check_schema(schema: Schema) -> Schema:
+    """The schema itself.
+
+    Raises ValueError if it is no JSON or no schema, refers to what is not in it, or is one that no value could be held to: it
+    refers to itself for the same value, or is nested too deeply.
+    """
+    if not isinstance(schema.get("$schema", ""), str):
+        raise ValueError("is no JSON schema: its `$schema` is no text")
+    _check_characters(schema)
+    try:
+        _validator_of(schema).check_schema(schema)
+        _check_references(schema)
+    except exceptions.SchemaError as error:
+        raise ValueError(f"is no JSON schema, {error.json_path}: {error.message[:SHOWN]}") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    return schema
+
+
+def find_fault(schema: Schema, document: JsonValue) -> str | None:
+    """The first part of a document that does not fit a schema, in words. Formats are not looked at.
+
+    Raises ValueError if the document cannot be held to the schema.
+    """
+    validator = _validator_of(schema)(schema, registry=referencing.Registry())
+    try:
+        fault = next(validator.iter_errors(document), None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except (lookup_errors.Unresolvable, re.error) as error:
+        raise ValueError(f"the schema has a part that is not understood: {error}") from error
+    return _escape_halves(f"{fault.json_path}: {fault.message[:SHOWN]}") if fault else None
+
+
+def _validator_of(schema: Schema) -> Any:
+    """The class that validates a schema, by its `$schema` or as the newest draft."""
+    known = validators.validator_for(schema, default=validators.Draft202012Validator)
+    return validators.extend(known, {"multipleOf": _check_multiple})
+
+
+def _check_multiple(validator: Any, multiple: float, value: Any, _: Schema) -> Iterator[Any]:
+    """Exact, by the digits as they are written: as binary fractions 19.99 would be no multiple of 0.01."""
+    if not validator.is_type(value, "number"):
+        return
+    whole, part = (Fraction(str(each)) if isinstance(each, float) else Fraction(each) for each in (value, multiple))
+    if whole % part:
+        yield exceptions.ValidationError(f"{value} is not a multiple of {multiple}")
+
+
+def _check_characters(schema: Schema) -> None:
+    try:
+        json.dumps(schema, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = _escape_halves(error.object[error.start])
+        raise ValueError(f"has half of a character, {half}: write both halves, or the character itself") from error
+
+
+def _escape_halves(text: str) -> str:
+    """The text with each half of a character, which UTF-8 cannot have, as its number."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _check_references(schema: Schema) -> None:
+    """Raises ValueError if a reference leads to nothing in the schema, or back to itself for the same value."""
+    dialect = str(schema.get("$schema", ""))
+    specification: Any = dialects.specification_with(dialect, default=dialects.DRAFT202012)
+    todo: list[tuple[Any, Any]] = [(schema, referencing.Registry().resolver_with_root(specification.create_resource(schema)))]
+    alike: dict[int, list[int]] = {}
+    while todo:
+        each, resolver = todo.pop()
+        if not isinstance(each, dict) or id(each) in alike:
+            continue
+        targets = [_look_up(str(each[name]), resolver) for name in REFERENCES if name in each]
+        alike[id(each)] = [id(one) for one in (*(target for target, _ in targets), *_schemas_alike(each))]
+        inner = [one for one in specification.subresources_of(each) if isinstance(one, dict)]
+        todo += [*targets, *((one, resolver.in_subresource(specification.create_resource(one))) for one in inner)]
+    try:
+        TopologicalSorter(alike).prepare()
+    except CycleError as error:
+        raise ValueError("refers to itself without an end: a reference leads back to it for the same value") from error
+
+
+def _look_up(reference: str, resolver: Any) -> tuple[JsonValue, Any]:
+    """The schema that a reference leads to, and what resolves its own references. Raises ValueError if it leads to none."""
+    try:
+        found = resolver.lookup(reference)
+    except (lookup_errors.Unresolvable, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"refers to what is not in it: {reference}") from error
+    if not isinstance(found.contents, dict | bool):
+        raise ValueError(f"refers to what is no schema: {reference}")
+    return found.contents, found.resolver
+
+
+def _schemas_alike(schema: Schema) -> Iterator[JsonValue]:
+    """The schemas in a schema that hold for the same value."""
+    for name in ONE_ALIKE:
+        yield schema.get(name)
+    for name in LISTED_ALIKE:
+        listed = schema.get(name)
+        yield from listed if isinstance(listed, list) else ()
+    for name in NAMED_ALIKE:
+        named = schema.get(name)
+        yield from named.values() if isinstance(named, dict) else ()
