@@ -17,6 +17,7 @@ from tests.builders.changed import changed
 from tests.builders.told_by_hosts import change_of, desk
 from tests.html import Reader
 from tests.publish.policies import let_work
+from tests.report.builder import passed_report
 from tests.s3 import Settings, make_bucket, settings_in
 from vllm_qualify.approval.actions import revoke
 from vllm_qualify.approval.layout import JSON, cell_index_key, pointer_key
@@ -300,6 +301,17 @@ def test_what_only_a_host_knows_is_for_a_person_unless_the_approver_was_told(
     assert strict.why_by_hand(run).startswith(why)
     told = {"engines": desk.engines, "inherits": ["OMP_NUM_THREADS", "VLLM_EXTRA"], "images": ["evil.example/vllm"]}
     assert Desk(store, key, desk.recipes, **told).why_by_hand(run) == ""
+
+
+def test_a_plan_that_leaves_out_how_chats_are_counted_is_for_a_person(
+    desk: Desk, store: Store, key: PrivateKey, tmp_path: Path
+) -> None:
+    """A role that comes at once would be its first token. Who has no recipe to hold it against is told, too."""
+    whole = passed_report().plan.load.model_copy(update={"api": "chat", "window": "whole", "counted_from": None})
+    run = publish_report(store, tmp_path / "runs", RUN, change_of("plan", approval=AUTOMATIC, load=whole))
+    why = "does not count chats as a plan of now does: run it again with this version"
+    assert_for_a_person(desk, run, why)
+    assert [*Desk(store, key, {}).departures(run)] == [why]
 
 
 def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(

@@ -15,7 +15,7 @@ from vllm_qualify.approval.verify import check_signed
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
-from vllm_qualify.plan.conformity import difference
+from vllm_qualify.plan.conformity import counts_chats_as_now, difference
 from vllm_qualify.publish.store import Store, checked_now
 from vllm_qualify.recipe.metrics import SLO_COST
 from vllm_qualify.recipe.recipe import LoadedRecipe
@@ -115,6 +115,8 @@ class Desk:
         recipe = self.recipes.get(plan.cell.recipe)
         if recipe and (reason := difference(plan, recipe)):
             yield f"was not qualified as the approver's recipe says: {reason}"
+        elif not counts_chats_as_now(plan):
+            yield "does not count chats as a plan of now does: run it again with this version"
         for engine, verb in ((plan.server.engine, "served"), (plan.client_image, "measured")):
             if isinstance(engine, EngineImage) and engine.repository not in self.images:
                 yield f"was {verb} from {engine.pinned}, and the approver's images are {', '.join(self.images)}"

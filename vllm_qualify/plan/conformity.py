@@ -57,6 +57,14 @@ def difference(plan: CellPlan, loaded: LoadedRecipe) -> str:
     return f"{', '.join(different)}: not as in the recipe" if different else ""
 
 
+def counts_chats_as_now(plan: CellPlan) -> bool:
+    """Whether a plan of now would take the same chunk of a chat for its first token.
+
+    An older plan does not say the chunk. A host could leave it out of a new one, and so choose how its chats are counted.
+    """
+    return plan.load.counted_from == choose_first_chunk(plan.load, plan.server)
+
+
 def _compare_measuring(plan: CellPlan, recipe: Recipe, serving: Serving, profile: Profile) -> Iterator[str]:
     if (plan.smoke, [task.settings for task in plan.accuracy]) != (recipe.smoke, recipe.accuracy):
         yield "smoke and accuracy settings"
@@ -82,6 +90,8 @@ def _compare_measuring(plan: CellPlan, recipe: Recipe, serving: Serving, profile
         yield "warm starts"
     if not _is_load_of(plan, profile):
         yield "load settings"
+    if not counts_chats_as_now(plan):
+        yield "how chats are counted (run it again with this version)"
 
 
 def _is_asked_as_planned(plan: CellPlan, task: TaskPlan) -> bool:
@@ -118,9 +128,6 @@ def _is_load_of(plan: CellPlan, profile: Profile) -> bool:
         load = load.model_copy(update={"num_prompts": plan.load.num_prompts})
     clients = load.count_clients(most_clients(plan.server, plan.fit))
     if clients is None or plan.load.seeded_by != plan.cell.profile:
-        return False
-    # Plans from before the field do not say it.
-    if plan.load.counted_from not in (None, choose_first_chunk(load, plan.server)):
         return False
     expected = load.make_load(clients, prompts_needed(load, plan.gates))
     return _recipe_settings(expected) == _recipe_settings(plan.load)
