@@ -70,3 +70,41 @@ def test_a_long_content_takes_no_time() -> None:
     for part in ("[ ", "\n", '{"name": ', "get_weather", "get_weather(", "get_weather {", "call tool", "call:", "functions."):
         assert find_written_call(part * (2**20 // len(part)), OFFERED) is None
     assert time.monotonic() - began < 20
+
+
+CALL = CALLS["xlam"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("```\n<|im_end|>\n```", "has markup"),
+        ("`<|im_start|>` done", "has markup"),
+        ("`<tool_call>{}</tool_call>`", "has markup"),
+        ("assistant\n`code`", "begins with a role"),
+        (f"Let`s call {CALL} and see what it`s like", "a call that is written as text"),
+        (f"The cities` weather: {CALL} as their people` say", "a call that is written as text"),
+        (f"```json\n{CALL}", "a call that is written as text"),
+        (f"```json\n{{}}\n```\n{CALL}", "a call that is written as text"),
+    ],
+)
+def test_what_may_quote_a_call_has_no_markup_no_role_and_no_plain_call(content: str, what: str) -> None:
+    with pytest.raises(BrokenError, match=what):
+        check_content("asked", content, OFFERED, may_quote=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"`{CALL}`",
+        f"I call (`{CALL}`).",
+        f"Let`s call `{CALL}`.",
+        f"```json\n{CALL}\n```",
+        "`x`assistant: that is a role",
+        '`x` get_weather(city="Paris"), say',
+        "```python\nx\n```assistant\n",
+        "<tool_`x`call>",
+    ],
+)
+def test_code_stays_where_it_is(content: str) -> None:
+    check_content("asked", content, OFFERED, may_quote=True)

@@ -20,8 +20,10 @@ _MARKUP = re.compile(
 )
 # Some templates have nothing between the role and what is said.
 _ROLE = re.compile(r"\s*(?:(?i:assistant|user|system|model)\s*[:\n]|assistant(?=[A-Z0-9]|final|analysis))")
-# A block of code between fences, and code within a line.
-_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.S)
+# A block of code between fences, and code within a line: no word goes on behind its ends, as behind an apostrophe.
+_CODE = re.compile(r"```.*?```|(?<!\w)`[^`\n]+`(?!\w)", re.S)
+# What stands for code: it is no space and no letter, so that nothing behind it moves to the beginning of a line.
+_IN_PLACE_OF_CODE = "\ufffc"
 # A call as text, of a tool that was offered: only its name tells it from the JSON and the code of an ordinary answer. A call in
 # Python stands alone in its line, and has arguments; the description of a tool has the schema of its parameters.
 _CALL = r"""
@@ -36,10 +38,10 @@ _CALL = r"""
 """
 
 
-def check_content(name: str, content: str, tools: Collection[str] = ()) -> None:
+def check_content(name: str, content: str, tools: Collection[str] = (), *, may_quote: bool = False) -> None:
     """Check that a reply's content has nothing of a template: no markup of calls and thoughts, no role at its beginning.
 
-    Nor a call, in whatever form, of one of the `tools` that were offered.
+    Nor a call, in whatever form, of one of the `tools` that were offered. One that `may_quote` a call may show it as code.
     """
     markup = _MARKUP.search(content)
     need(not markup, f"the content of '{name}' has markup, {markup and markup[0]!r}: {shorten(content)}")
@@ -47,13 +49,13 @@ def check_content(name: str, content: str, tools: Collection[str] = ()) -> None:
         f"the content of '{name}' begins with a role, as if the chat template lacked its generation prompt: {shorten(content)}"
     )
     need(not _ROLE.match(content), begins)
-    call = find_written_call(content, tools)
+    call = find_written_call(_blank_code(content) if may_quote else content, tools)
     need(call is None, f"the content of '{name}' has a call that is written as text, {call!r}: {shorten(content)}")
 
 
-def without_code(content: str) -> str:
-    """The content without its blocks of code that have an end."""
-    return _CODE.sub("", content)
+def _blank_code(content: str) -> str:
+    """The content with a sign in place of all code that has an end."""
+    return _CODE.sub(_IN_PLACE_OF_CODE, content)
 
 
 def has_markup(content: str) -> bool:

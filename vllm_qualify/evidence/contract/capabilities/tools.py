@@ -9,7 +9,7 @@ from pydantic import ConfigDict, JsonValue
 from vllm_qualify.evidence.contract.capabilities.chat import LONG, QUESTIONS, SHORT, check_growth
 from vllm_qualify.evidence.contract.capabilities.json_schema import all_of_body
 from vllm_qualify.evidence.contract.capabilities.probe import SHORT_TOK, Body, Probe, stream_body, user_body
-from vllm_qualify.evidence.contract.content import check_content, find_written_call, has_markup, without_code
+from vllm_qualify.evidence.contract.content import check_content, find_written_call, has_markup
 from vllm_qualify.evidence.contract.replies import Call, ChatChunk, Form, MissingError, Spoken, need, parse_form, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 
@@ -94,7 +94,7 @@ def _check_calls(
     ids = [call.id for call in spoken.calls]
     need(len(set(ids)) == len(ids), f"the calls of '{attempt}' share an id: {shorten(str(ids))}")
     # A plan beside a call may show the call as code.
-    check_content(attempt, without_code(spoken.content), OFFERED)
+    check_content(attempt, spoken.content, OFFERED, may_quote=True)
     return spoken.calls
 
 
