@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fractions import Fraction
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from pydantic import JsonValue
 from vllm_qualify.lazy import Lazy
 
 if TYPE_CHECKING:
+    import attrs
     import referencing
     from jsonschema import exceptions, validators
     from referencing import exceptions as lookup_errors
     from referencing import jsonschema as dialects
 else:
+    attrs = Lazy("attrs")
     exceptions, validators = Lazy("jsonschema.exceptions"), Lazy("jsonschema.validators")
     referencing, lookup_errors = Lazy("referencing"), Lazy("referencing.exceptions")
     dialects = Lazy("referencing.jsonschema")
@@ -26,6 +29,8 @@ REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # The keywords whose schemas hold for the same value as the schema that has them: one, several in a list, several by names.
 ONE_ALIKE, LISTED_ALIKE = ("not", "if", "then", "else"), ("allOf", "anyOf", "oneOf")
 NAMED_ALIKE = ("dependentSchemas", "dependencies")
+# How deeply a schema or a reply may be nested. A level takes up to ten calls of Python's thousand, and the caller has its own.
+MOST_LEVELS = 64
 # How much of a sentence on a fault is shown.
 SHOWN = 300
 
@@ -38,12 +43,16 @@ def check_schema(schema: Schema) -> Schema:
     """
     if not isinstance(schema.get("$schema", ""), str):
         raise ValueError("is no JSON schema: its `$schema` is no text")
+    if _is_deep(schema):
+        raise ValueError(f"is nested too deeply: it has more than {MOST_LEVELS} levels")
     _check_characters(schema)
     try:
         _validator_of(schema).check_schema(schema)
         _check_references(schema)
     except exceptions.SchemaError as error:
         raise ValueError(f"is no JSON schema, {error.json_path}: {error.message[:SHOWN]}") from error
+    except OverflowError as error:
+        raise ValueError(f"is no JSON schema: a pattern has a number that is too large: {error}") from error
     except RecursionError as error:
         raise ValueError("is nested too deeply") from error
     return schema
@@ -59,15 +68,29 @@ def find_fault(schema: Schema, document: JsonValue) -> str | None:
         fault = next(validator.iter_errors(document), None)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except (lookup_errors.Unresolvable, re.error) as error:
+    except (lookup_errors.Unresolvable, re.error, OverflowError) as error:
         raise ValueError(f"the schema has a part that is not understood: {error}") from error
     return _escape_halves(f"{fault.json_path}: {fault.message[:SHOWN]}") if fault else None
 
 
 def _validator_of(schema: Schema) -> Any:
     """The class that validates a schema, by its `$schema` or as the newest draft."""
-    known = validators.validator_for(schema, default=validators.Draft202012Validator)
-    return validators.extend(known, {"multipleOf": _check_multiple})
+    return _extend(validators.validator_for(schema, default=validators.Draft202012Validator))
+
+
+@cache
+def _extend(known: Any) -> Any:
+    extended = validators.extend(known, {"multipleOf": _check_multiple})
+    extended.evolve = _evolve
+    return extended
+
+
+def _evolve(validator: Any, **changes: Any) -> Any:
+    """The validator of a part of the schema. jsonschema's own takes its plain class where the part has a `$schema`."""
+    known = validators.validator_for(changes.get("schema", validator.schema), default=None)
+    kind = _extend(known) if known else type(validator)
+    kept = {field.alias: getattr(validator, field.name) for field in attrs.fields(type(validator)) if field.init}
+    return kind(**kept | changes)
 
 
 def _check_multiple(validator: Any, multiple: float, value: Any, _: Schema) -> Iterator[Any]:
@@ -77,6 +100,18 @@ def _check_multiple(validator: Any, multiple: float, value: Any, _: Schema) -> I
     whole, part = (Fraction(str(each)) if isinstance(each, float) else Fraction(each) for each in (value, multiple))
     if whole % part:
         yield exceptions.ValidationError(f"{value} is not a multiple of {multiple}")
+
+
+def _is_deep(schema: JsonValue) -> bool:
+    """Whether it has more than MOST_LEVELS levels of mappings and lists."""
+    level = [schema]
+    for _ in range(MOST_LEVELS):
+        level = [inner for each in level for inner in _values_in(each) if isinstance(inner, dict | list)]
+    return bool(level)
+
+
+def _values_in(value: JsonValue) -> Collection[JsonValue]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_characters(schema: Schema) -> None:

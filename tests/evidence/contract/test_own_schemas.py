@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence.contract.checks import parse_contract
 from vllm_qualify.plan.gates import contract_of
 from vllm_qualify.recipe.contract import Contract, OwnSchema
+from vllm_qualify.recipe.json_schemas import MOST_LEVELS, check_schema
 from vllm_qualify.recipe.loading import load_recipe
 
 ORDER: Document = {
@@ -127,6 +129,10 @@ def test_without_schemas_there_is_no_such_check(measure_server: Measure) -> None
 
 
 PRICE: Document = {"type": "number", "multipleOf": 0.01}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+PRICES: Document = {"$schema": DIALECT, "properties": {"price": {"multipleOf": 0.01}, "child": {"$ref": "#"}}}
+EMBEDDED: Document = {"items": {"$ref": "urn:price"}, "$defs": {"price": PRICE | {"$id": "urn:price", "$schema": DIALECT}}}
+OLD = {"$id": "urn:old", "$schema": "http://json-schema.org/draft-07/schema#", "items": PRICE}
 NODE: Document = {"type": "object", "properties": {"node": {"$ref": "#"}}, "additionalProperties": False}
 
 
@@ -137,6 +143,12 @@ NODE: Document = {"type": "object", "properties": {"node": {"$ref": "#"}}, "addi
         (PRICE, "1e300", None),
         (PRICE, "7", None),
         (PRICE, "19.995", "19.995 is not a multiple of 0.01"),
+        (PRICES, '{"child": {"price": 19.99}}', None),
+        (PRICES, '{"child": {"price": 19.995}}', "$.child.price: 19.995 is not a multiple of 0.01"),
+        (EMBEDDED, "[19.99]", None),
+        (EMBEDDED, "[19.995]", "19.995 is not a multiple of 0.01"),
+        ({"$ref": "urn:old", "$defs": {"old": OLD}}, "[19.99]", None),
+        ({"$ref": "urn:old", "$defs": {"old": OLD}}, "[19.995]", "19.995 is not a multiple of 0.01"),
         ({"type": "integer"}, "7.0", None),
         (PRICE, "NaN", "is no JSON: 'NaN'"),
         ({}, '{"far": [-Infinity]}', "is no JSON"),
@@ -203,6 +215,8 @@ def test_a_recipe_has_its_schemas_as_they_are_or_in_files(tmp_path: Path) -> Non
         ({"properties": {"\udfff": {}}}, r"has half of a character, \udfff"),
         ("half.json", r"has half of a character, \ud83d"),
         ({"multipleOf": float("nan")}, "finite number"),
+        ({"pattern": "a{99999999999999}"}, "is no JSON schema: a pattern has a number that is too large"),
+        ({"patternProperties": {"a{99999999999999}": {}}}, "is no JSON schema"),
         ("deep.json", "is nested too deeply"),
         ("missing.json", "cannot be read"),
         ("~nosuchuser/order.json", "cannot be read"),
@@ -215,12 +229,30 @@ def test_a_recipe_has_its_schemas_as_they_are_or_in_files(tmp_path: Path) -> Non
 def test_what_is_no_schema_is_refused(form: object, problem: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("[1")
     (tmp_path / "half.json").write_text('{"const": "\\ud83d"}')
-    (tmp_path / "deep.json").write_text('{"not": ' * 150 + "{}" + "}" * 150)
+    (tmp_path / "deep.json").write_text('{"not": ' * MOST_LEVELS + "{}" + "}" * MOST_LEVELS)
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(CallerError, match=re.escape(problem)) as refused:
         loaded_with(tmp_path, json_schemas=[{"name": "order", "prompt": "Order.", "json_schema": form}])
     assert "json_schemas.0.json_schema" in refused.value.place
     assert str(refused.value).encode()
+
+
+def nest(levels: int) -> Document:
+    return {"not": nest(levels - 1)} if levels > 1 else {}
+
+
+def call_deeply(calls: int, call: Callable[[], object]) -> None:
+    if calls:
+        call_deeply(calls - 1, call)
+    else:
+        call()
+
+
+@pytest.mark.parametrize("calls", [0, 200])
+def test_how_deeply_a_schema_may_be_nested_does_not_depend_on_who_reads_it(calls: int) -> None:
+    call_deeply(calls, lambda: check_schema(nest(MOST_LEVELS)))
+    with pytest.raises(ValueError, match="is nested too deeply: it has more than 64 levels"):
+        call_deeply(calls, lambda: check_schema(nest(MOST_LEVELS + 1)))
 
 
 @pytest.mark.parametrize(
