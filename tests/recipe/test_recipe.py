@@ -204,8 +204,9 @@ def test_text_that_is_no_recipe_is_one_error(tmp_path: Path, text: str, message:
 def test_a_recipe_that_is_not_there_names_the_catalog(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="reference"):
         load_recipe("refrence")
-    with pytest.raises(CallerError, match="no recipe"):
-        load_recipe(str(tmp_path / "none.yaml"))
+    for path in (str(tmp_path / "none.yaml"), "~\0x/none.yaml", "~\ud800/none.yaml"):
+        with pytest.raises(CallerError, match="no recipe"):
+            load_recipe(path)
 
 
 def _paths(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -49,8 +49,11 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 def expand_user(path: str) -> Path:
-    """The path with a user's folder in place of `~`. Of a user that is not there it stays, and is no path of a file."""
+    """The path with a user's folder in place of `~`. Of a user that is not there it stays, and is no path of a file.
+
+    So it does where no user can have the name: it has a zero byte, or half of a character.
+    """
     try:
         return Path(path).expanduser()
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return Path(path)

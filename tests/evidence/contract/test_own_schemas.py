@@ -220,6 +220,8 @@ def test_a_recipe_has_its_schemas_as_they_are_or_in_files(tmp_path: Path) -> Non
         ("deep.json", "is nested too deeply"),
         ("missing.json", "cannot be read"),
         ("~nosuchuser/order.json", "cannot be read"),
+        ("~\0x", "is no file with a JSON object"),
+        ("~\ud800/x", "is no file with a JSON object"),
         ("broken.json", "is no file with a JSON object"),
         ("pipe.json", "is no file with a JSON object"),
         (".", "is no file with a JSON object"),
