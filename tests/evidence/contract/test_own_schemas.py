@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from tests.fakes import vllm as fake
 from tests.recipes import reference, write
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.errors import CallerError
+from vllm_qualify.evidence.contract import own_schemas
 from vllm_qualify.evidence.contract.checks import parse_contract
+from vllm_qualify.evidence.contract.fitting import find_fault_in_time
 from vllm_qualify.plan.gates import contract_of
 from vllm_qualify.recipe.contract import Contract, OwnSchema
 from vllm_qualify.recipe.json_schemas import MOST_LEVELS, check_schema
@@ -175,6 +179,52 @@ def test_a_reply_that_is_nested_too_deeply_for_its_schema_is_not_judged(measure_
     deep = '{"node": ' * 400 + "{}" + "}" * 400
     row = measure_server(writing(order=deep), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS]
     assert "nested too deeply" in (row.invalid_because or "")
+
+
+# Each letter more doubles the work, and so does each level.
+SENTENCE: Document = {"type": "string", "pattern": r"^([a-z]+\s?)+\.$"}
+UNIONS: Document = {"$ref": "#/$defs/0", "$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(30)}}
+UNIONS["$defs"]["30"] = {"type": "string"}
+
+
+@pytest.mark.parametrize(("schema", "reply"), [(SENTENCE, json.dumps("a" * 60)), (UNIONS, "7")])
+def test_a_reply_that_would_be_judged_for_ever_is_not_judged(
+    schema: Document, reply: str, measure_server: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_schemas, "find_fault_in_time", partial(find_fault_in_time, limit_s=1))
+    own = [OwnSchema(name="order", prompt="Order.", json_schema=schema)]
+    row = measure_server(writing(order=reply), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS]
+    assert row.invalid_because == "the reply cannot be held to the schema 'order': not within 1 s"
+
+
+def test_references_may_lead_further_than_python_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain: Document = {"$ref": "#/$defs/0", "$defs": {str(n): {"$ref": f"#/$defs/{n + 1}"} for n in range(300)}}
+    chain["$defs"]["300"] = {"type": "string"}
+    assert find_fault_in_time(chain, 7) == "$: 7 is not of type 'string'"
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ValueError, match="no process starts"):
+        find_fault_in_time(chain, 7)
+
+
+@pytest.mark.parametrize("reply", ['{"node": ' * 400, '{"node": ' * 20_000])
+def test_a_deep_reply_that_was_cut_is_no_json(reply: str, measure_server: Measure) -> None:
+    own = [OwnSchema(name="order", prompt="Order.", json_schema=NODE)]
+    row = measure_server(writing(order=reply), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS]
+    assert (row.value, row.invalid_because) == (0.0, None)
+    assert "is no JSON" in (row.finding or "")
+
+
+@pytest.mark.parametrize("reply", ['{"node": ' * 64 + "{}" + "}" * 64, "[" * 100_000 + "]" * 100_000])
+def test_a_reply_of_more_levels_than_a_schema_is_not_judged(reply: str, measure_server: Measure) -> None:
+    own = [OwnSchema(name="order", prompt="Order.", json_schema={})]
+    contract = CONTRACT.model_copy(update={"schemas": own})
+    assert "nested too deeply" in (measure_server(writing(order=reply), contract)[OWN_SCHEMAS].invalid_because or "")
+
+
+def test_brackets_in_a_text_are_no_levels(measure_server: Measure) -> None:
+    own = [OwnSchema(name="order", prompt="Order.", json_schema={"type": "array"})]
+    reply = json.dumps(["[" * 100 + '"' + "]" * 100, "\\"])
+    assert measure_server(writing(order=reply), CONTRACT.model_copy(update={"schemas": own}))[OWN_SCHEMAS].value == 1.0
 
 
 # --- the recipe

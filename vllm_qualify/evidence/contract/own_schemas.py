@@ -2,15 +2,20 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 
 from pydantic import JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import Body, user_body
+from vllm_qualify.evidence.contract.fitting import find_fault_in_time
 from vllm_qualify.evidence.contract.replies import BrokenError, MissingError, need, read_refusal, shorten
 from vllm_qualify.evidence.contract.transcript import Transcript
 from vllm_qualify.recipe.contract import OwnSchema
-from vllm_qualify.recipe.json_schemas import find_fault
+from vllm_qualify.recipe.json_schemas import MOST_LEVELS
+
+# A text, to its end if it has none, or the begin or the end of a mapping or a list.
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.S)
 
 
 def own_bodies(schemas: Sequence[OwnSchema]) -> dict[str, Body]:
@@ -41,15 +46,26 @@ def _check_kept(replies: Transcript, schema: OwnSchema) -> None:
         raise BrokenError(f"the server refuses the schema '{schema.name}', HTTP {exchange.status}: {shorten(words)}")
     spoken = replies.chat(name)
     ended = f"it ended by {spoken.reason}"
+    if _is_deep(spoken.content):
+        raise MissingError(f"the reply cannot be held to the schema '{schema.name}': it is nested too deeply")
     try:
         document = _read_json(spoken.content)
     except (ValueError, RecursionError) as error:
         raise BrokenError(f"the reply to the schema '{schema.name}' is no JSON: {shorten(spoken.content)}; {ended}") from error
     try:
-        fault = find_fault(schema.json_schema, document)
+        fault = find_fault_in_time(schema.json_schema, document)
     except ValueError as error:
         raise MissingError(f"the reply cannot be held to the schema '{schema.name}': {error}") from error
     need(not fault, f"the reply does not fit the schema '{schema.name}', {fault}: {shorten(spoken.content)}")
+
+
+def _is_deep(text: str) -> bool:
+    """Whether a text is nested too deeply and has an end: one that was cut is no JSON, however deep it is."""
+    level = deepest = 0
+    for token in _TOKEN.finditer(text):
+        level += (token[0] in "[{") - (token[0] in "]}")
+        deepest = max(deepest, level)
+    return deepest > MOST_LEVELS and level == 0
 
 
 def _read_json(text: str) -> JsonValue:
