@@ -94,7 +94,9 @@ CHECKS = (
         "json_schema",
     ),
     _check(
-        "json_schema_all_of", "a schema of two parts (`allOf`), asked last, is kept or refused by a status 4xx", "json_schema"
+        "json_schema_all_of",
+        "a schema of two parts (`allOf`), asked last, is kept or refused by a status 400 or 422",
+        "json_schema",
     ),
     _check("own_schemas", "the reply to each of the recipe's `json_schemas` fits it", "json_schema"),
     _check("vision", "the colour of a picture is named, for two pictures", "vision"),

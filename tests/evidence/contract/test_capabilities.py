@@ -545,6 +545,38 @@ def test_a_schema_of_two_parts_is_refused_in_any_form_of_an_error(measure_server
     assert failing(measure_server(FlatErrors, ALONE)) == set()
 
 
+def answering_parts(status: int, **body: object) -> type[Healthy]:
+    class Answers(Healthy):
+        def _talk(self, request: Document) -> None:
+            if has_parts(request):
+                self._answer(status, body)
+            else:
+                super()._talk(request)
+
+    return Answers
+
+
+FAULT = {"message": "no", "type": "error"}
+
+
+@pytest.mark.parametrize(
+    ("server", "broken", "missing"),
+    [
+        (answering_parts(422, error=FAULT), set(), set()),
+        (answering_parts(400, detail="no"), {"json_schema_all_of"}, set()),
+        (answering_parts(401, error=FAULT), {"json_schema_all_of"}, set()),
+        (answering_parts(404, error=FAULT), {"json_schema_all_of"}, set()),
+        (answering_parts(408, error=FAULT), set(), {"json_schema_all_of"}),
+        (answering_parts(429, **FAULT), set(), {"json_schema_all_of"}),
+    ],
+)
+def test_only_a_refusal_of_the_form_itself_counts_as_one(
+    server: type[Healthy], broken: set[str], missing: set[str], measure_server: Measure
+) -> None:
+    rows = measure_server(server, ALONE.model_copy(update={"capabilities": ["json_schema"]}))
+    assert (failing(rows), unknown(rows)) == (broken, missing)
+
+
 def test_a_reply_to_a_schema_of_two_parts_that_was_cut_is_not_judged(measure_server: Measure, folder: Path) -> None:
     rows = measure_server(CutsParts, ALONE)
     assert (failing(rows), unknown(rows)) == (set(), {"json_schema_all_of"})

@@ -106,19 +106,38 @@ class FlatErrors(Healthy):
             super()._talk(request)
 
 
-class OtherErrors(Healthy):
-    def _talk(self, request: Document) -> None:
-        if "response_format" in request:
-            self._answer(404, {"detail": "Not Found"})
-        else:
-            super()._talk(request)
+def answering(status: int, body: Document) -> type[Healthy]:
+    """It answers so where a form is asked for."""
+
+    class Answers(Healthy):
+        def _talk(self, request: Document) -> None:
+            if "response_format" in request:
+                self._answer(status, body)
+            else:
+                super()._talk(request)
+
+    return Answers
 
 
 @pytest.mark.parametrize(
-    ("server", "words"), [(FlatErrors, "HTTP 400: 'no such grammar'"), (OtherErrors, 'HTTP 404: \'{"detail": "Not Found"}\'')]
+    ("server", "words"),
+    [(FlatErrors, "400: 'no such grammar'"), (answering(422, {"detail": "No"}), """422: '{"detail": "No"}'""")],
 )
 def test_the_servers_words_are_told_in_whatever_form(server: type[Healthy], words: str, measure_server: Measure) -> None:
-    assert measure_server(server, CONTRACT)[OWN_SCHEMAS].finding == f"the server refuses the schema 'order', {words}"
+    finding = measure_server(server, CONTRACT)[OWN_SCHEMAS].finding
+    assert finding == f"the server refuses the schema 'order', HTTP {words}"
+
+
+@pytest.mark.parametrize("status", [401, 404, 413, 500])
+def test_an_error_that_is_no_refusal_is_told_as_one(status: int, measure_server: Measure) -> None:
+    row = measure_server(answering(status, {"detail": "No"}), CONTRACT)[OWN_SCHEMAS]
+    assert row.finding == f"the request 'own_schemas order' got HTTP {status}: '{{\"detail\": \"No\"}}'"
+
+
+@pytest.mark.parametrize("status", [408, 429])
+def test_a_server_without_time_is_not_judged(status: int, measure_server: Measure) -> None:
+    row = measure_server(answering(status, {"error": {"message": "busy", "type": "busy"}}), CONTRACT)[OWN_SCHEMAS]
+    assert row.invalid_because == f"the request 'own_schemas order' got HTTP {status}: the server had no time for it"
 
 
 def test_a_reply_that_is_not_there_is_invalid(measure_server: Measure, folder: Path, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def _form_body(schema: OwnSchema) -> Body:
 
 def _check_kept(replies: Transcript, schema: OwnSchema) -> None:
     name = _request_name(schema)
-    exchange = replies.exchange(name)
-    if exchange.is_refused:
+    if replies.refuses_form(name):
+        exchange = replies.exchange(name)
         words = read_refusal(exchange.reply)
         raise BrokenError(f"the server refuses the schema '{schema.name}', HTTP {exchange.status}: {shorten(words)}")
     spoken = replies.chat(name)

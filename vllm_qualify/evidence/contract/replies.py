@@ -66,13 +66,23 @@ class Refusal(Form):
     error: Fault
 
 
+def check_refusal(name: str, text: str) -> None:
+    """Check that an error has a known form. Which one is the engine's choice."""
+    need(_find_words(text), f"the error that the request '{name}' got has another form: {shorten(text)}")
+
+
 def read_refusal(text: str) -> str:
-    """The server's own words in an error: of OpenAI's form, of a flat one as TensorRT-LLM's, or all of the text."""
+    """The server's own words in an error; all of the text if its form is not known."""
+    return _find_words(text) or text
+
+
+def _find_words(text: str) -> str | None:
+    """The words of an error of OpenAI's form, or of a flat one as TensorRT-LLM's."""
     with suppress(ValidationError):
         return Refusal.model_validate_json(text).error.message
     with suppress(ValidationError):
         return Fault.model_validate_json(text).message
-    return text
+    return None
 
 
 class Usage(Form):

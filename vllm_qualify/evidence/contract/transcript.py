@@ -27,6 +27,9 @@ from vllm_qualify.evidence.contract.replies import (
     shorten,
 )
 
+# What vLLM and TensorRT-LLM answer to a form that they do not keep is 400, and 422 is that of FastAPI. The others say that the
+# server had no time.
+REFUSALS, NO_TIME = (400, 422), (408, 429)
 EVENT, DONE = "data:", "[DONE]"
 Reply = TypeVar("Reply", Completion, Chat, Response)
 Streamed = TypeVar("Streamed", Chunk, ChatChunk)
@@ -51,6 +54,13 @@ class Transcript:
         if exchange.problem is not None or exchange.status is None:
             raise MissingError(f"the request '{name}' has no whole reply: {exchange.problem}")
         return exchange
+
+    def refuses_form(self, name: str) -> bool:
+        """Whether the server refused what was asked. Raises MissingError if it had no time for it."""
+        status = self.exchange(name).status
+        if status in NO_TIME:
+            raise MissingError(f"the request '{name}' got HTTP {status}: the server had no time for it")
+        return status in REFUSALS
 
     def sent_body(self, name: str) -> Mapping[str, object]:
         body = self.exchange(name).body

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import ConfigDict, JsonValue
 
 from vllm_qualify.evidence.contract.capabilities.probe import Body, Probe, user_body
-from vllm_qualify.evidence.contract.replies import BrokenError, Form, MissingError, need, parse_form
+from vllm_qualify.evidence.contract.replies import BrokenError, Form, MissingError, check_refusal, need, parse_form
 from vllm_qualify.evidence.contract.transcript import Transcript
 
 
@@ -53,8 +53,8 @@ def _check_form(replies: Transcript, attempt: str, form: type[Form]) -> None:
 
 
 def _check_all_of(replies: Transcript, attempt: str) -> None:
-    # The form of the error is the engine's choice: TensorRT-LLM's is flat.
-    if replies.exchange(attempt).is_refused:
+    if replies.refuses_form(attempt):
+        check_refusal(attempt, replies.exchange(attempt).reply)
         return
     reason = replies.chat(attempt).reason
     if reason == "length":
