@@ -252,6 +252,13 @@ def end_by(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
+def handle_signals() -> None:
+    """A signal that was ignored at the start stays so: under `nohup`, and of Ctrl-C in a job of the background."""
+    for each in SIGNALS:
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, end_by)
+
+
 def try_locks(new: Mapping[Path, str], moves: Sequence[Move], checks: Mapping[str, Sequence[str]]) -> Outcome:
     """What these locks make of the checks. They stay in the tree if nothing fails that does not fail without them."""
     run_in_copy("trial.sh", "build", str(ROOT))
@@ -274,8 +281,7 @@ def main() -> int:
     parser.add_argument("--quick", required=True, metavar="MARKERS", help="those of `make test-quick`")
     parser.add_argument("--processes", type=int, default=2, help="of the tests, side by side")
     args = parser.parse_args()
-    for each in SIGNALS:
-        signal.signal(each, end_by)
+    handle_signals()
     try:
         return bump(args.packages, args.quick, args.processes)
     except subprocess.CalledProcessError as error:

@@ -122,6 +122,8 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
     """
     opened, tell = open_store(store), get_run_logger().info
     compared = [with_tries(with_baseline(cell, opened, against, tell), opened, tell) for cell in plans]
+    # Only now it is known which become baselines, and ask more at once.
+    check_planned_tasks([cell for cell in compared if cell.establishes])
     return [with_between(cell, opened, tell) for cell in compared]
 
 

@@ -24,6 +24,7 @@ from vllm_qualify.evidence.paths.replies import ALTERNATIVES
 from vllm_qualify.evidence.request_limits import VARIABLES, picture_limits
 from vllm_qualify.evidence.stages.paths import MOST_AT_ONCE
 from vllm_qualify.plan.choice import Choice
+from vllm_qualify.recipe.gates import MaxLoss
 from vllm_qualify.recipe.searches import Sweep
 from vllm_qualify.recipe.tables import known_versions, table_of
 
@@ -139,17 +140,69 @@ def test_more_requests_than_may_be_under_way(tmp_path: Path) -> None:
     assert given == [told.format(*each) for each in asked]
 
 
-def test_a_task_has_no_more_requests_under_way_than_questions_in_a_block(tmp_path: Path) -> None:
-    few = {"max-num-queued-reqs": 63, "max-num-seqs": 16}
-    contract = [
-        "the contract asks for 64 requests under way at once, of which max-num-queued-reqs allows 63: vLLM refuses that"
-    ]
-    # A fifth of the questions.
-    assert refused(tmp_path, few, task=GSM8K | {"num_questions": 315, "num_concurrent": 256}) == contract
+TOLD_OF_CONTRACT = (
+    "the contract asks for 64 requests under way at once, of which max-num-queued-reqs allows 63: vLLM refuses that"
+)
+FEW = {"max-num-queued-reqs": 63, "max-num-seqs": 16}
+
+
+def test_a_task_that_generates_has_no_more_requests_under_way_than_questions_at_once(tmp_path: Path) -> None:
+    # A fifth of the questions, where no run asks more.
+    in_blocks = GSM8K | {"num_questions": 315, "num_concurrent": 256}
+    assert refused(tmp_path, FEW, task=in_blocks) == [TOLD_OF_CONTRACT]
     together = GSM8K | {"num_questions": 63, "num_concurrent": 256, "sequential": False}
-    assert refused(tmp_path, few, task=together) == contract
-    (_, more) = refused(tmp_path, few, task=together | {"num_questions": 64})
+    assert refused(tmp_path, FEW, task=together) == [TOLD_OF_CONTRACT]
+    (_, more) = refused(tmp_path, FEW, task=together | {"num_questions": 64})
     assert more.startswith("gsm8k asks for 64 requests under way at once")
+
+
+def test_each_question_may_have_several_requests(tmp_path: Path) -> None:
+    likelihoods = {"task": "hellaswag", "num_questions": 4, "num_concurrent": 256, "sequential": False}
+    (_, choices) = refused(tmp_path, FEW, task=likelihoods, gate=ANY_SCORE | {"metric": "acc"})
+    assert choices.startswith("hellaswag asks for 256 requests under way at once")
+    (tmp_path / "tasks").mkdir(exist_ok=True)
+    (tmp_path / "tasks" / "again.yaml").write_text(CODE_FILE.replace("made_code", "made_again") + "repeats: 32\n")
+    again = CODE | {"task": "made_again", "num_concurrent": 256, "sequential": False, "stop": []}
+    (_, repeated) = refused(tmp_path, FEW, task=again, gate=ANY_SCORE)
+    assert repeated.startswith("made_again asks for 128 requests under way at once")
+
+
+def test_a_recipe_with_a_baseline_asks_everything_at_once(tmp_path: Path) -> None:
+    gate = {"metric": "exact_match", "filter": "flexible-extract", "max_loss": 0.01, "unit": "fraction", "task": "gsm8k"}
+    in_blocks = GSM8K | {"num_questions": 315, "num_concurrent": 256}
+    (_, whole) = refused(tmp_path, FEW, task=in_blocks, gate=gate)
+    assert whole.startswith("gsm8k asks for 256 requests under way at once")
+
+
+@pytest.mark.parametrize(
+    ("sequential", "starts", "at_once"),
+    [(True, 1, None), (False, 1, 256), (True, 3, 256)],
+    ids=["blocks", "baseline", "starts"],
+)
+def test_a_plan_asks_everything_at_once_as_a_baseline_or_in_further_starts(
+    sequential: bool, starts: int, at_once: int | None
+) -> None:
+    plan = passed_report().plan
+    (task,) = plan.accuracy
+    settings = task.settings.model_copy(update={"num_questions": 315, "num_concurrent": 256, "sequential": True})
+    asked = task.model_copy(update={"settings": settings, "sequential": sequential})
+    server = plan.server.model_copy(update={"arguments": plan.server.arguments | {"max-num-queued-reqs": 100}})
+    changed: dict[str, Any] = {
+        "server": server,
+        "contract": None,
+        "accuracy": [asked],
+        "starts": starts,
+        "establishes": not sequential,
+    }
+    changed["gates"] = [
+        MaxLoss(metric="exact_match", filter="flexible-extract", max_loss=0.01, unit="fraction", task=settings.task)
+    ]
+    many = plan.model_copy(update=changed)
+    if at_once is None:
+        check_planned_tasks([many])
+        return
+    with pytest.raises(CallerError, match=f"{settings.task} asks for {at_once} requests under way at once"):
+        check_planned_tasks([many])
 
 
 CURVE = {"concurrencies": [1, 300]}

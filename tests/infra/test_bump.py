@@ -149,7 +149,8 @@ def test_locks_that_are_written_in_part_are_put_back(tmp_path: Path, monkeypatch
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    present = {each: signal.getsignal(each) for each in bump.SIGNALS}
+    # These tests may run where some are ignored, too.
+    present = {each: signal.signal(each, signal.SIG_DFL) for each in bump.SIGNALS}
     yield
     for each, handler in present.items():
         signal.signal(each, handler)
@@ -173,6 +174,21 @@ def test_a_signal_puts_the_old_locks_back(number: signal.Signals, tmp_path: Path
     assert bump.read_locks(tmp_path) == old
     # Another signal meanwhile changes nothing.
     signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT], ids=str)
+def test_a_signal_that_was_ignored_at_the_start_ends_nothing(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    def close_the_terminal(*_: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    # As `nohup` does with SIGHUP, and a shell with SIGINT of a job in the background.
+    signal.signal(number, signal.SIG_IGN)
+    monkeypatch.setattr(bump, "bump", close_the_terminal)
+    monkeypatch.setattr(sys, "argv", ["bump", "--quick", "not engine"])
+    assert bump.main() == 0
+    assert signal.getsignal(signal.SIGTERM) is bump.end_by
 
 
 @pytest.mark.usefixtures("handlers")

@@ -45,15 +45,30 @@ CONTRACT_REPLIES, CONTRACT_STOPS = 2, 1
 THE_CONTRACT, THE_PATHS = ("the contract", "contract"), ("the stage paths", "paths")
 
 
+class AskedTask(NamedTuple):
+    """A task, with what lm-eval's files say of it, or None where they do not, and whether all runs ask it in blocks alone."""
+
+    settings: Accuracy
+    about: TaskFile | None
+    in_blocks: bool
+
+    def count_under_way(self, server: ServerPlan) -> int:
+        """How many of its requests are under way at most. Where answers are compared, a question has several requests."""
+        most = num_concurrent(self.settings, server)
+        if self.about is None or not self.about.generates:
+            return most
+        return min(most, self.about.repeats * largest_block(self.settings.num_questions, sequential=self.in_blocks))
+
+
 class Requests(NamedTuple):
-    """What a cell asks of its server. Each task is with what lm-eval's files say of it, or None where they do not."""
+    """What a cell asks of its server."""
 
     server: ServerPlan
     version: str
     contract: Contract | None
     paths: Paths | None
     scores_texts: bool
-    tasks: Sequence[tuple[Accuracy, TaskFile | None]]
+    tasks: Sequence[AskedTask]
     clients: int | None
     sweep: Sweep | None
 
@@ -168,7 +183,7 @@ def _list_logprobs(asked: Requests) -> Iterator[Use]:
         yield Use(PATHS_LOGPROBS, *THE_PATHS)
     if asked.scores_texts:
         yield Use(OTHER_LOGPROBS, "the stage likelihood", "likelihood")
-    for settings, about in asked.tasks:
+    for settings, about, _ in asked.tasks:
         if about and not about.generates:
             yield Use(OTHER_LOGPROBS, settings.task, _place_of(settings))
 
@@ -176,7 +191,7 @@ def _list_logprobs(asked: Requests) -> Iterator[Use]:
 def _list_stops(asked: Requests) -> Iterator[Use]:
     if asked.wants("stop"):
         yield Use(CONTRACT_STOPS, *THE_CONTRACT)
-    for settings, about in asked.tasks:
+    for settings, about, _ in asked.tasks:
         of_task = about.stops if about and about.generates else 0
         stops = of_task if settings.stop is None else len(settings.stop)
         yield Use(min(stops, CHAT_STOPS) if settings.api == "chat" else stops, settings.task, _place_of(settings))
@@ -190,7 +205,7 @@ def _list_replies(asked: Requests) -> Iterator[Use]:
 def _list_pictures(asked: Requests) -> Iterator[Use]:
     if asked.wants("vision_two"):
         yield Use(2, "the contract's vision", "contract")
-    for settings, about in asked.tasks:
+    for settings, about, _ in asked.tasks:
         if about and about.shows_pictures:
             yield Use(1, f"{settings.task}, at least,", _place_of(settings))
 
@@ -198,11 +213,8 @@ def _list_pictures(asked: Requests) -> Iterator[Use]:
 def _list_under_way(asked: Requests) -> Iterator[Use]:
     if asked.wants("many"):
         yield Use(CONTRACT_AT_ONCE, *THE_CONTRACT)
-    for settings, _ in asked.tasks:
-        at_once = min(
-            num_concurrent(settings, asked.server), largest_block(settings.num_questions, sequential=settings.sequential)
-        )
-        yield Use(at_once, settings.task, _place_of(settings))
+    for task in asked.tasks:
+        yield Use(task.count_under_way(asked.server), task.settings.task, _place_of(task.settings))
     if asked.clients is not None:
         yield Use(asked.clients, "the load", "load")
         if asked.paths:

@@ -15,10 +15,10 @@ from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence.accuracy import task_files
 from vllm_qualify.evidence.accuracy.task_files import NoTaskError, TaskFile, UntoldError
-from vllm_qualify.evidence.request_limits import Requests, find_refused
+from vllm_qualify.evidence.request_limits import AskedTask, Requests, find_refused
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.choice import Choice
-from vllm_qualify.plan.gates import contract_of
+from vllm_qualify.plan.gates import contract_of, starts_of
 from vllm_qualify.plan.workload import limit_of, most_clients
 from vllm_qualify.recipe.accuracy import USUAL_TOKENS, Accuracy
 from vllm_qualify.recipe.gates import Gate
@@ -90,16 +90,32 @@ def _requests_of(loaded: LoadedRecipe, cell: str, server: ServerPlan, version: s
     recipe, (variant_name, gpu_type, profile_name) = loaded.recipe, cell.split("/")[-3:]
     variant, serving = recipe.variants[variant_name], recipe.gpu_types[gpu_type]
     profile = serving.profiles[profile_name]
+    gates = recipe.gates_of(profile)
+    # Some run becomes the baseline, and asks everything at once.
+    is_baseline = variant.baseline in (None, variant_name) and any(gate.is_against_baseline for gate in gates)
+    starts = starts_of(serving, gates)
     return Requests(
         server=server,
         version=version,
         contract=contract_of(recipe, variant, serving, profile),
         paths=profile.paths if variant.of_vllm else None,
         scores_texts=recipe.likelihood is not None and server.engine_kind.scores_prompts,
-        tasks=[(each, _described(each, _folder_of(loaded, each), look_up)) for each in recipe.accuracy],
+        tasks=[
+            AskedTask(
+                each,
+                _described(each, _folder_of(loaded, each), look_up),
+                each.sequential and not is_baseline and not _is_asked_by_further_starts(each, gates, starts),
+            )
+            for each in recipe.accuracy
+        ],
         clients=profile.load.count_clients(most_clients(server, profile.fit)),
         sweep=profile.sweep,
     )
+
+
+def _is_asked_by_further_starts(settings: Accuracy, gates: Iterable[Gate], starts: int) -> bool:
+    """These ask it in one block."""
+    return starts > 1 and any(gate.against == "answers" for gate in _gates_on(settings, gates))
 
 
 def _described(settings: Accuracy, folder: Path | None, look_up: LookUp) -> TaskFile | None:
@@ -135,7 +151,14 @@ def _planned_requests(plan: CellPlan, look_up: LookUp) -> Requests:
         contract=plan.contract,
         paths=plan.paths,
         scores_texts=plan.likelihood is not None,
-        tasks=[(task.settings, _described(task.settings, task.folder, look_up)) for task in plan.accuracy],
+        tasks=[
+            AskedTask(
+                task.settings,
+                _described(task.settings, task.folder, look_up),
+                task.sequential and not _is_asked_by_further_starts(task.settings, plan.gates, plan.starts),
+            )
+            for task in plan.accuracy
+        ],
         clients=plan.load.max_concurrency,
         sweep=plan.sweep,
     )

@@ -46,7 +46,8 @@ class TaskFile(NamedTuple):
     """What is said of a task, or of all tasks of a group alike: its filters, the scores of an answer, and how it asks.
 
     `scores` is None if code says them. `num_fewshot` is the number of examples that the task itself says, and `reply_tok` its
-    longest reply. `stops` is how many texts end a reply; of a group the most, and whether any task shows pictures.
+    longest reply. `stops` is how many texts end a reply; of a group the most, and whether any task shows pictures. `repeats` is
+    how often each question is asked at once; of a group the most.
     """
 
     filters: tuple[str, ...]
@@ -56,6 +57,7 @@ class TaskFile(NamedTuple):
     reply_tok: int | None
     stops: int = 0
     shows_pictures: bool = False
+    repeats: int = 1
 
 
 def describe(task: str, folder: Path | None) -> TaskFile:
@@ -231,14 +233,17 @@ def _describe_group(config: Config, sources: list[_Own | _Theirs], depth: int, o
     asked, replies = {each.num_fewshot for each in described}, {each.reply_tok for each in described}
     shots, reply = (each.pop() if len(each) == 1 else None for each in (asked, replies))
     stops, shows_pictures = max(each.stops for each in described), any(each.shows_pictures for each in described)
-    return described.pop()._replace(num_fewshot=shots, reply_tok=reply, stops=stops, shows_pictures=shows_pictures)
+    repeats = max(each.repeats for each in described)
+    return described.pop()._replace(
+        num_fewshot=shots, reply_tok=reply, stops=stops, shows_pictures=shows_pictures, repeats=repeats
+    )
 
 
 def _task_file(config: Config) -> TaskFile:
     listed, metrics, sent = config.get("filter_list"), config.get("metric_list"), config.get("generation_kwargs")
     options = sent if isinstance(sent, dict) else {}
     reply, until = options.get("max_gen_toks", options.get("max_tokens")), options.get("until")
-    shots = config.get("num_fewshot")
+    shots, repeats = config.get("num_fewshot"), config.get("repeats")
     return TaskFile(
         filters=(NO_FILTER,) if listed is None else tuple(_texts(listed, "name", "filters")),
         scores=_scores(metrics, is_scored_by_code="process_results" in config),
@@ -247,6 +252,7 @@ def _task_file(config: Config) -> TaskFile:
         reply_tok=reply if type(reply) is int else None,
         stops=len(until) if isinstance(until, list) else int(isinstance(until, str)),
         shows_pictures=config.get("doc_to_image") is not None,
+        repeats=repeats if type(repeats) is int and repeats > 0 else 1,
     )
 
 
