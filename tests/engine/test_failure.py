@@ -189,7 +189,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
 ]
 TOLD_BY_OTHERS = [
     {"folder": folder, "in_image": False} | case
-    for folder in ("told", "told_again")
+    for folder in ("told", "told_again", "told_later")
     for case in json.loads((CAPTURED.with_name(folder) / "cases.json").read_text())
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
