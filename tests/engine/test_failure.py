@@ -122,7 +122,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
     ("ValueError: No valid attention backend found for cuda with made. Reasons: {made}.", "unsupported-backend", ["made"]),
     (
         "ValueError: invalid literal for int() with base 10: 'GPU-00000000-0000-0000-0000-000000000000'",
-        "no-gpu",
+        "engine-bug",
         ["GPU-00000000"],
     ),
     (

@@ -60,6 +60,7 @@ class Failure(Frozen):
 # A process of the server ended without a reason in the log: only its parent reports it.
 _SILENT_DEATHS = [
     re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
+    re.compile(r"Worker (?P<name>\S{1,60}(?: pid \d+)?) died, exit code: (?P<code>-\d+)"),
     re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
     re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
 ]
@@ -67,14 +68,21 @@ _STOP_REQUESTED = re.compile(r"\[shutdown\] API server: shutdown triggered")
 _RAY_WAIT = re.compile(r"Waiting for creating a placement group of specs for (?P<seconds>\d+) seconds")
 _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
 
+# The exit codes of shells, of Docker and of its like.
+_REFUSED_PROGRAMS: dict[int, tuple[FailureClass, str]] = {
+    126: ("no-permission", "its program may not be run"),
+    127: ("broken-installation", "its program is not there"),
+}
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
+    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? "
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
+    # Google's libraries', of errors only.
+    r"|[EF]\d{4} \d\d:\d\d:[\d.]{2,20} +\d{1,10} [\w.]{1,80}:\d{1,6}\] +"
     # Kubernetes' and the journal's.
     r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
@@ -84,6 +92,13 @@ _LEVEL = re.compile(
     r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
     r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
 )
+# A parent quotes what a worker said.
+_WRAPPER = re.compile(
+    r"(?P<outer>(?:[\w.]{1,100}(?:Error|Exception): )?)(?:Worker failed with error '|Call to \S{1,60} (?:method )?failed: "
+    r"|Exception in worker \S{1,60} while processing method \S{1,60}: |Error in calling method \S{1,60}: )"
+    r"(?P<inner>[^\n]{1,1900}?)(?:', please check the stack trace|, Traceback \(most recent|$)"
+)
+_NAMED = re.compile(r"[\w.]{1,100}(?:Error|Exception)\b")
 _SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b|^Error retrieving (?:safetensors|file list)", re.I)
 _OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")
 _REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
@@ -91,7 +106,7 @@ _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 _QUIET = re.compile(
     r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of'
     # Notes of Ray's native code, and of NCCL with NCCL_DEBUG=INFO.
-    r"|[IW] \d+ \d+\] |\S{1,100} (?:\[\d+\] )?NCCL (?:INFO|TRACE) "
+    r"|[IW] \d+ \d+\] |[IW]\d{4} \d\d:\d\d:\d\d|\S{1,100} (?:\[\d+\] )?NCCL (?:INFO|TRACE) "
 )
 
 _EXCEPTION = re.compile(
@@ -152,14 +167,22 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
         return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
     failure = failure or _classify_silent_death(lines, telling, alive)
     last = None if failure else _find_sign(LAST_SIGNS, lines, telling)
-    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end))
+    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end, in_image))
 
 
 def _telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = _without_prefixes(line)
     is_survived = _SURVIVED.search(said) and not _EXCEPTION.match(said)
-    return "" if is_quiet or _QUIET.match(said) or is_survived else said
+    return "" if is_quiet or _QUIET.match(said) or is_survived else _unwrap(said)
+
+
+def _unwrap(said: str) -> str:
+    """What a worker said, where its parent quotes it; else the line."""
+    wrapped = _WRAPPER.match(said)
+    if wrapped is None:
+        return said
+    return wrapped["inner"] if _NAMED.match(wrapped["inner"]) else wrapped["outer"] + wrapped["inner"]
 
 
 def _without_prefixes(line: str) -> tuple[str, bool]:
@@ -302,7 +325,7 @@ def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> 
     return None
 
 
-def _classify_by_end(lines: list[str], telling: list[str], end: End) -> Failure:
+def _classify_by_end(lines: list[str], telling: list[str], end: End, in_image: bool) -> Failure:
     if end.exit_code is None:
         return _classify_given_up(lines, telling, end)
     if end.signal is not None:
@@ -314,6 +337,10 @@ def _classify_by_end(lines: list[str], telling: list[str], end: End) -> Failure:
         problem = f"the server was stopped from outside, and ended with exit code {end.exit_code}"
         return _make_failure("killed", problem, stopped)
     exceptions = _find_exceptions(lines, telling)
+    if end.exit_code in _REFUSED_PROGRAMS and not exceptions:
+        kind, why = _REFUSED_PROGRAMS[end.exit_code]
+        problem = f"the server ended with exit code {end.exit_code}: {why}"
+        return _make_failure(kind, problem, _last_lines(lines), _find_meaning(kind, in_image=in_image))
     said = f": {_shorten(next(iter(exceptions)))}" if exceptions else "" if _last_lines(lines) else " and left no log"
     problem = f"the server ended with exit code {end.exit_code}{said}"
     return _make_failure("unknown", problem, [*chain(*exceptions.values())] or _last_lines(lines))
@@ -339,7 +366,8 @@ def _find_exceptions(lines: list[str], telling: list[str]) -> dict[str, list[str
     """What each exception says, and its lines in the log, the last exception first; a consequence only if there is no cause."""
     named = [index for index, line in enumerate(telling) if _EXCEPTION.match(line)]
     raised = {}
-    for index in [index for index in named if _is_cause(telling[index])] or named:
+    causes = [index for index in named if _is_cause(telling[index]) and not _CONSEQUENCE.search(lines[index])]
+    for index in causes or named:
         message = _find_message(lines, index) if _WITHOUT_MESSAGE.match(telling[index]) else None
         places = [index] if message is None else [index, message]
         raised[" ".join(telling[place] for place in places)] = [lines[place] for place in places]

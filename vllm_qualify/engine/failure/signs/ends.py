@@ -13,7 +13,7 @@ GENERAL_SIGNS = [
     # A start may survive these three: a cache that it cannot write, statistics that it cannot send.
     make_sign(
         "hub-unreachable",
-        r"(?:HTTPS?ConnectionPool\(host='(?P<host>[^'\n]{1,200})', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
+        r"(?:HTTPS?ConnectionPool\(host=\\?'(?P<host>[^'\\\n]{1,200})\\?', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
         "the hub's host {host} did not answer: {why}",
     ),
     make_sign(
