@@ -82,7 +82,7 @@ _PREFIX = re.compile(
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
     # Google's libraries', of errors only.
-    r"|[EF]\d{4} \d\d:\d\d:[\d.]{2,20} +\d{1,10} [\w.]{1,80}:\d{1,6}\] +"
+    r"|[EF]\d{4}(?:\d{4})? \d\d:\d\d:[\d.]{2,20} +\d{1,10} [\w.]{1,80}:\d{1,6}\] +"
     # Kubernetes' and the journal's.
     r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
@@ -117,7 +117,7 @@ _EXCEPTION = re.compile(
     r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{1,80}(?::|\(|$)"
 )
 _NUMBERED = re.compile(
-    r"(?:(?:CUDA|HIP)(?: driver| runtime)? [Ee]rror(?: \d+)?|C(?:uda|UDA) failure(?: \d+)?"
+    r"(?:(?:CUDA|HIP|cuda)(?: driver| runtime)? [Ee]rror(?: \d+| \(\d+\))? ?|C(?:uda|UDA) failure(?: \d+)?"
     r"|Triton Error \[\w{1,10}\]|Error \d{3})"
     r"(?:: | )'?(?P<text>[^\n'(.,]{4,120})"
     r"|\b(?:cuda|hip)Error(?P<name>[A-Z]\w{1,60})"

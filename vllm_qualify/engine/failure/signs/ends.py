@@ -147,7 +147,7 @@ LAST_SIGNS = [
     # NCCL warns of what it does without, and of what may become slow.
     make_sign(
         "nccl-failure",
-        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|NUMA auto|Missing \""
+        r"NCCL WARN (?P<what>(?!NET/(?!IB\b[^\n]{0,60}(?:error|failed|timed out))|MSCCL|Failed to open lib|NUMA auto|Missing \""
         r"|(?i:[^\n]{0,200}(?:ignor|retry|falling|disabl|skip|can lead to)))[^\n]{1,200})",
         "NCCL: {what}",
     )

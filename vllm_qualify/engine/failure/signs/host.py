@@ -110,7 +110,7 @@ SIGNS = [
     ),
     make_sign(
         "process-limit",
-        r"pthread_create failed[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
+        r"pthread_create(?: failed|: )[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
         r"|what\(\):  Resource temporarily unavailable",
         "the server may not start more threads or processes: {whole}",
     ),

@@ -160,15 +160,22 @@ GENERAL_SIGNS = [
     make_sign(
         "unsupported-gpu",
         r"(?P<what>which is too (?:old|new) to be supported by [^\n]{1,200}|no kernel found to launch[^\n]{0,60}"
+        r"|[Nn]o compatible (?:code objects?|kernels?|binar\w{1,4}) [^\n]{1,80}"
+        r"|The (?:device|GPU) [^\n]{1,80}(?:doesn't|does not) support[^\n]{1,100}"
         r"|with CUDA capability sm_\w{1,6} is not compatible with[^\n]{0,100}|nvrtc: error: invalid value for --gpu-architecture[^\n]{0,60}|NVRTC[^\n]{0,40}invalid value for[^\n]{0,60})",
         "the engine, or its compiler, was not made for this GPU: {what}",
-        needs=("to be supported by", "no kernel found", "CUDA capability", "nvrtc", "NVRTC"),
+        needs=("to be supported by", "no kernel found", "CUDA capability", "nvrtc", "NVRTC", "o compatible", "The device", "The GPU"),
+    ),
+    make_sign(
+        "cuda-out-of-memory",
+        r"(?P<what>\bnrt_\w{1,40} status=4\b[^\n]{0,60}|\bE[EL]\d{4}: [^\n]{0,60}(?:out of memory|alloc)[^\n]{0,60})",
+        "the device ran out of memory: {what}",
     ),
     make_sign(
         "crashed",
-        r"(?P<what>\bsynStatus[ =][^\n]{1,100}|FATAL ERROR :: MODULE:[^\n]{1,200})",
+        r"(?P<what>\bnrt_\w{1,40} status=\d[^\n]{0,60}|\bsynStatus[ =][^\n]{1,100}|FATAL ERROR :: MODULE:[^\n]{1,200})",
         "native code of the release failed on the device: {what}",
-        needs=("synStatus", "FATAL ERROR ::"),
+        needs=("synStatus", "FATAL ERROR ::", "nrt_"),
     ),
     make_sign(
         "no-compiler",
@@ -183,9 +190,11 @@ GENERAL_SIGNS = [
         r"(?P<what>cannot allocate memory in static TLS block|Failed to load (?:the )?NCCL library[^\n]{0,60}"
         r"|failed to open libnvrtc\S{0,40}|VersionConflict: [^\n]{1,200}|[^\n]{0,60}requires (?:a )?different Python[^\n]{0,60}"
         r"|No matching distribution found for [^\n]{1,60}|No solution found when resolving[^\n]{0,60}"
-        r"|Failed building wheel for [^\n]{1,60}|error: subprocess-exited-with-error|ResolutionImpossible[^\n]{0,60}|CMake Error [^\n]{1,100})",
+        r"|Failed building wheel for [^\n]{1,60}|error: subprocess-exited-with-error"
+        r"|is not a supported wheel on this platform|Could not build wheels for [^\n]{1,60}|but you have \S{1,60} \S{1,40} which is incompatible"
+        r"|libstreamer due to: b ?'[^'\n]{1,40}not supported'|ResolutionImpossible[^\n]{0,60}|CMake Error [^\n]{1,100})",
         "a package of the engine is missing or does not fit: {what}",
-        needs=("static TLS", "NCCL library", "libnvrtc", "VersionConflict", "Python", "No ", "wheel", "Resolution", "CMake", "subprocess-"),
+        needs=("static TLS", "NCCL library", "libnvrtc", "VersionConflict", "Python", "No ", "wheel", "which is incompatible", "libstreamer", "Resolution", "CMake", "subprocess-"),
     ),
     make_sign(
         "gated-model",
@@ -201,9 +210,9 @@ GENERAL_SIGNS = [
         r"|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|NameResolutionError|ServerDisconnectedError|ClientConnectorError"
         r"|ClientPayloadError|MaxRetryError|ConnectTimeout|ReadTimeout)\b[^\n]{0,200}"
         r"|\b50[234] (?:Bad Gateway|Service (?:Temporarily )?Unavailable|Gateway Time-?out)[^\n]{0,100}"
-        r"|CAS (?:service|[Cc]lient) [Ee]rror[^\n]{0,100})",
+        r"|CAS (?:service|[Cc]lient) [Ee]rror[^\n]{0,100}|libstreamer due to: b ?'(?![^'\n]{1,40}not supported)[^\n]{1,60})",
         "a host of the network did not answer: {what}",
-        needs=("Error", "IncompleteRead", "RemoteDisconnected", "Timeout", " Unavailable", "Bad Gateway", "Time"),
+        needs=("Error", "IncompleteRead", "RemoteDisconnected", "Timeout", " Unavailable", "Bad Gateway", "Time", "libstreamer"),
     ),
     # A kernel that FlashInfer fetches.
     make_sign(
@@ -252,6 +261,28 @@ LAST_SIGNS = [
         of_image=False,
         needs=("Error response from daemon: ", "OCI runtime "),
     ),
+    # What moves the KV cache between servers, and its services.
+    make_sign(
+        "nccl-failure",
+        r"(?P<what>(?i:transfer engine|mooncake|nixl|nvshmem|\bucx\b|\brdma\b)[^\n]{0,40}(?i:initiali[sz]ation failed|init failed"
+        r"|failed to init)[^\n]{0,60})",
+        "the servers or ranks could not be connected: {what}",
+        "check that the server may use this host's network cards: their devices, and the container's rights",
+        needs=("nit",),
+    ),
+    make_sign(
+        "rendezvous",
+        r"(?P<what>\b(?:RPC|grpc|gRPC|http client|handshake|metadata server|etcd)\b[^\n]{0,100}\b(?:[Ff]ail(?:ed|ure)?|timed out|refused"
+        r"|unreachable|error)\b[^\n]{0,100})",
+        "a service that the engine needs did not answer: {what}",
+        needs=("RPC", "http client", "handshake", "metadata server", "etcd"),
+    ),
+    make_sign(
+        "broken-installation",
+        r"(?P<what>\b[A-Z]\w{1,40} (?:is )?not (?:available|installed))$",
+        "a package of the engine is missing: {what}",
+        needs=(" not available", " not installed"),
+    ),
     # A part of the engine waited for another one.
     make_sign(
         "hung",
@@ -295,7 +326,7 @@ LAST_SIGNS = [
     ),
     make_sign(
         "killed",
-        r"(?P<what>(?:WorkerCrashed|ActorDied|ActorUnavailable|OwnerDied|RayActor)Error\b[^\n]{0,200})",
+        r"(?P<what>(?:WorkerCrashed|ActorDied|ActorUnavailable|OwnerDied|RayActor|ChildProcess)Error\b[^\n]{0,200})",
         "a process of the server ended without telling why: {what}",
     ),
 ]
