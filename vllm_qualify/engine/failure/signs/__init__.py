@@ -4,7 +4,19 @@ The log may be hostile: each pattern is bounded, or begins only once in a line. 
 several signs are in the same line, the first one here wins.
 """
 
-from vllm_qualify.engine.failure.signs import ends, gpus, host, memory, models, options, support, surroundings, system, wide
+from vllm_qualify.engine.failure.signs import (
+    ends,
+    gpus,
+    host,
+    memory,
+    models,
+    options,
+    remains,
+    support,
+    surroundings,
+    system,
+    wide,
+)
 from vllm_qualify.engine.failure.signs.sign import Sign
 
 SIGNS: list[Sign] = [
@@ -19,4 +31,4 @@ SIGNS: list[Sign] = [
     *ends.SIGNS,
 ]
 GENERAL_SIGNS = [*surroundings.GENERAL_SIGNS, *ends.GENERAL_SIGNS, *system.GENERAL_SIGNS, *wide.GENERAL_SIGNS]
-LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *surroundings.LAST_SIGNS, *wide.LAST_SIGNS]
+LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *remains.LAST_SIGNS, *wide.LAST_SIGNS]

@@ -84,7 +84,7 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "engine-bug",
-        r"torch\._(?:inductor|dynamo)\.exc\.(?P<what>\w{1,60}(?:: [^\n]{1,300})?)",
+        r"torch\._(?:inductor|dynamo)\.exc\.(?P<what>\w{1,60}\b(?!: [^\n]{1,100} raised:$)(?:: [^\n]{1,300})?)",
         "the model could not be compiled: {what}",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
@@ -100,7 +100,7 @@ GENERAL_SIGNS = [
     make_sign("rendezvous", r"Failed to connect to GCS at address [^\n]{1,100}", "the ranks did not meet: {whole}"),
     make_sign(
         "driver-too-old",
-        r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}",
+        r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}|RM has detected an NVML/RM version mismatch",
         "the driver's library is of another version than the driver that this host has loaded: {whole}",
         "restart this host, or load the driver anew: it was updated while it ran",
     ),

@@ -96,24 +96,44 @@ SIGNS = [
     ),
     make_sign(
         "no-permission",
-        r"(?:^|/)(?:ba|da|z)?sh: (?:line )?(?:\d{1,6}: )?(?P<program>[^\n:]{1,200}): (?:Permission denied|Operation not permitted)",
+        r"(?:^|/)(?:ba|da|z)?sh: (?:line )?(?:\d{1,6}: )?(?P<program>[^\n:]{1,200}): (?:Permission denied"
+        r"|Operation not permitted)",
         "the server's user may not run {program}",
         "run the server as a user that may, or let the image's builder open its program to others",
     ),
 ]
 
 GENERAL_SIGNS = [
+    # Its compiled part was not imported, which only a warning told.
+    make_sign(
+        "broken-installation",
+        r"^NameError: name '(?P<name>\w{1,60})' is not defined",
+        "the engine's compiled part could not be imported: {name}",
+        through=r"/vllm/(?:_custom_ops|_\w{1,20}_ops|distributed/device_communicators/pynccl\w{0,20})\.py",
+    ),
     # NVIDIA's toolkit is the hook of a container that gets GPUs; where it says why, the why counts.
     make_sign(
         "no-gpu",
-        r"(?P<what>error running (?:prestart )?hook[^\n]{0,200}|invoking the NVIDIA Container Runtime Hook directly[^\n]{0,100})",
+        r"(?P<what>error running (?:prestart )?hook[^\n]{0,200}"
+        r"|invoking the NVIDIA Container Runtime Hook directly[^\n]{0,100})",
         "the container's runtime cannot give it a GPU: {what}",
         "give the container the host's GPUs: the NVIDIA container toolkit, its runtime, and --gpus or a device request",
     ),
+    # A package may quote the system's words in its own exception.
+    make_sign(
+        "no-permission",
+        r"^(?:\w{1,40}\.){0,6}\w{1,40}Error: [^\n]{1,300}\[Errno (?:1|13|30)\] (?P<why>(?!error while attempting)[^\n]{1,300})",
+        "the server's user may not write or run something: {why}",
+        needs=("[Errno 1] ", "[Errno 13]", "[Errno 30]"),
+    ),
     make_sign(
         "no-compiler",
-        r"(?P<why>InvalidCxxCompiler[^\n]{0,200}|No working C(?:\+\+)? compiler[^\n]{0,200}|CppCompileError[^\n]{0,200})",
-        "what compiles the model has no compiler that works: {why}",
+        r"(?P<why>InvalidCxxCompiler[^\n]{0,200}|No working C(?:\+\+)? compiler[^\n]{0,200}|CppCompileError[^\n]{0,200}"
+        r"|CalledProcessError: Command '?\[?'?(?:/\S{1,200}/)?(?:[\w-]{0,40}-)?(?:gcc|g\+\+|cc|c\+\+|nvcc|hipcc|icpx|clang"
+        r"|clang\+\+"
+        r"|ninja)(?:-\d{1,2})?\b[^\n]{1,300}"
+        r"|FAILED: (?:\[code=\d{1,3}\] )?\S{0,300}\.(?:so|o|cubin)\b[^\n]{0,100})",
+        "what compiles the model or a kernel has no compiler that works: {why}",
     ),
     make_sign(
         "broken-installation",
@@ -123,26 +143,44 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "no-gpu",
-        r"(?P<what>(?:Unable|Failed) to initiali[sz]e (?:the )?(?:backend '(?!cpu)\w{1,20}'|TPU|NPU|XPU|HPU|GPU|[Dd]evice|[Dd]river)"
+        r"(?P<what>(?:Unable|Failed) to initiali[sz]e (?:the )?(?:backend '(?!cpu)\w{1,20}'|TPU|NPU|XPU|HPU|GPU|[Dd]evice"
+        r"|[Dd]river)"
         r"[^\n]{0,200})",
         "the server could not open its device: {what}",
         needs=(" to initiali",),
     ),
     make_sign(
         "no-gpu",
-        r"(?P<what>\b[Nn]o (?:\w{1,20}[ -]){0,3}(?:GPU|[Dd]evice|[Aa]ccelerator|NPU|XPU|TPU|HPU)(?:s|\(s\))? (?:(?:is|are|was|were) )?"
+        r"(?P<what>\b[Nn]o (?:\w{1,20}[ -]){0,3}(?:GPU|[Dd]evice|[Aa]ccelerator|NPU|XPU|TPU|HPU)(?:s|\(s\))? (?:(?:is|are|was"
+        r"|were) )?"
         r"(?:found|available|detected|visible)\b[^\n]{0,60}|No device of requested type[^\n]{0,40}"
         r"|NvRm\w{1,30} failed[^\n]{0,60}|Device acquire failed[^\n]{0,60}"
+        r"|[Uu]nable to (?:find|detect|locate) (?:a |any )?(?:\w{1,20} )?(?:GPU|device|accelerator)s?\b[^\n]{0,60}"
         r"|(?:rtGetDeviceCount|aclInit|aclrtSetDevice|rtSetDevice)\b[^\n]{0,60}\bfail[^\n]{0,60})",
         "the server found no GPU or device that it can use: {what}",
-        needs=("o device", "o GPU", "o CUDA", "o HIP", "o ROCm", "o Level", "ccelerator", "PU", "evices", "NvRm", "Device", "rtGet", "acl"),
+        needs=(
+            "o device",
+            "o GPU",
+            "o CUDA",
+            "o HIP",
+            "o ROCm",
+            "o Level",
+            "ccelerator",
+            "PU",
+            "evices",
+            "NvRm",
+            "Device",
+            "rtGet",
+            "acl",
+        ),
     ),
     make_sign(
         "nccl-failure",
         r"(?P<what>\bDistBackendError: [^\n]{1,200}|\bUCX +ERROR [^\n]{1,200}|\bibv_\w{1,30}\b[^\n]{0,60}\bfail[^\n]{0,100}"
-        r"|\bE[IJ]\d{4}: [^\n]{1,200}|\[DeepEP\][^\n]{0,100}(?:fail|time)[^\n]{0,60}|CUDA error: peer access[^\n]{0,100})",
+        r"|\|CCL_ERROR\| [^\n]{1,200}|\bE[IJ]\d{4}: [^\n]{1,200}|\[DeepEP\][^\n]{0,100}(?:fail|time)[^\n]{0,60}"
+        r"|CUDA error: peer access[^\n]{0,100})",
         "the ranks' network or its library failed: {what}",
-        needs=("DistBackendError", "UCX ", "ibv_", "EI0", "EJ0", "[DeepEP]", "peer access"),
+        needs=("DistBackendError", "CCL_ERROR", "UCX ", "ibv_", "EI0", "EJ0", "[DeepEP]", "peer access"),
     ),
     make_sign(
         "rendezvous",
@@ -162,9 +200,21 @@ GENERAL_SIGNS = [
         r"(?P<what>which is too (?:old|new) to be supported by [^\n]{1,200}|no kernel found to launch[^\n]{0,60}"
         r"|[Nn]o compatible (?:code objects?|kernels?|binar\w{1,4}) [^\n]{1,80}"
         r"|The (?:device|GPU) [^\n]{1,80}(?:doesn't|does not) support[^\n]{1,100}"
-        r"|with CUDA capability sm_\w{1,6} is not compatible with[^\n]{0,100}|nvrtc: error: invalid value for --gpu-architecture[^\n]{0,60}|NVRTC[^\n]{0,40}invalid value for[^\n]{0,60})",
+        r"|with CUDA capability sm_\w{1,6} is not compatible with[^\n]{0,100}"
+        r"|Value 'sm_\w{1,6}' is not defined for option[^\n]{0,40}"
+        r"|nvrtc: error: invalid value for --gpu-architecture[^\n]{0,60}|NVRTC[^\n]{0,40}invalid value for[^\n]{0,60})",
         "the engine, or its compiler, was not made for this GPU: {what}",
-        needs=("to be supported by", "no kernel found", "CUDA capability", "nvrtc", "NVRTC", "o compatible", "The device", "The GPU"),
+        needs=(
+            "to be supported by",
+            "no kernel found",
+            "CUDA capability",
+            "nvrtc",
+            "NVRTC",
+            "Value 'sm_",
+            "o compatible",
+            "The device",
+            "The GPU",
+        ),
     ),
     make_sign(
         "cuda-out-of-memory",
@@ -179,7 +229,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "no-compiler",
-        r"(?P<what>fatal error: '?\S{1,100}'? file not found|\bld(?:\.\w{1,5})?: (?:cannot find|unable to find library)[^\n]{1,100}"
+        r"(?P<what>fatal error: '?\S{1,100}'? file not found|\bld(?:\.\w{1,5})?: (?:cannot find"
+        r"|unable to find library)[^\n]{1,100}"
         r"|(?:gcc|g\+\+|cc|c\+\+|nvcc|clang)\S{0,10}: (?:error|fatal error): (?:unrecognized|unsupported|unknown)[^\n]{1,100}"
         r"|No CMAKE_\w{1,10}_COMPILER could be found|(?:cicc|cudafe\+\+|ptxas|fatbinary|hipcc): (?:command )?not found)",
         "a kernel could not be built with this host's compilers and headers: {what}",
@@ -191,14 +242,31 @@ GENERAL_SIGNS = [
         r"|failed to open libnvrtc\S{0,40}|VersionConflict: [^\n]{1,200}|[^\n]{0,60}requires (?:a )?different Python[^\n]{0,60}"
         r"|No matching distribution found for [^\n]{1,60}|No solution found when resolving[^\n]{0,60}"
         r"|Failed building wheel for [^\n]{1,60}|error: subprocess-exited-with-error"
-        r"|is not a supported wheel on this platform|Could not build wheels for [^\n]{1,60}|but you have \S{1,60} \S{1,40} which is incompatible"
-        r"|libstreamer due to: b ?'[^'\n]{1,40}not supported'|ResolutionImpossible[^\n]{0,60}|CMake Error [^\n]{1,100})",
+        r"|is not a supported wheel on this platform|Could not build wheels for [^\n]{1,60}"
+        r"|but you have \S{1,60} \S{1,40} which is incompatible"
+        r"|CUDA Setup failed despite[^\n]{1,60}|libstreamer due to: b ?'[^'\n]{1,40}not supported'"
+        r"|ResolutionImpossible[^\n]{0,60}|CMake Error [^\n]{1,100})",
         "a package of the engine is missing or does not fit: {what}",
-        needs=("static TLS", "NCCL library", "libnvrtc", "VersionConflict", "Python", "No ", "wheel", "which is incompatible", "libstreamer", "Resolution", "CMake", "subprocess-"),
+        needs=(
+            "static TLS",
+            "CUDA Setup",
+            "NCCL library",
+            "libnvrtc",
+            "VersionConflict",
+            "Python",
+            "No ",
+            "wheel",
+            "which is incompatible",
+            "libstreamer",
+            "Resolution",
+            "CMake",
+            "subprocess-",
+        ),
     ),
     make_sign(
         "gated-model",
-        r"(?P<what>Illegal header value b'Bearer ?'[^\n]{0,40}|Invalid (?:username or password|credentials in Authorization header"
+        r"(?P<what>Illegal header value b'Bearer ?'[^\n]{0,40}|Invalid (?:username or password"
+        r"|credentials in Authorization header"
         r"|user token)[^\n]{0,60}|Access to model \S{1,100} is restricted[^\n]{0,60}|You must be authenticated to access it"
         r"|you are not in the authorized list[^\n]{0,60}|is awaiting a review from[^\n]{0,60})",
         "the hub does not give the model to this token, or to nobody without one: {what}",
@@ -206,13 +274,24 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "hub-unreachable",
-        r"(?P<what>\b(?:ChunkedEncodingError|IncompleteRead|RemoteDisconnected|RemoteProtocolError|EndpointConnectionError|ProtocolError"
-        r"|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|NameResolutionError|ServerDisconnectedError|ClientConnectorError"
+        r"(?P<what>\b(?:ChunkedEncodingError|IncompleteRead|RemoteDisconnected|RemoteProtocolError|EndpointConnectionError"
+        r"|ProtocolError"
+        r"|ReadTimeoutError|ConnectTimeoutError|NewConnectionError|NameResolutionError|ServerDisconnectedError"
+        r"|ClientConnectorError"
         r"|ClientPayloadError|MaxRetryError|ConnectTimeout|ReadTimeout)\b[^\n]{0,200}"
         r"|\b50[234] (?:Bad Gateway|Service (?:Temporarily )?Unavailable|Gateway Time-?out)[^\n]{0,100}"
         r"|CAS (?:service|[Cc]lient) [Ee]rror[^\n]{0,100}|libstreamer due to: b ?'(?![^'\n]{1,40}not supported)[^\n]{1,60})",
         "a host of the network did not answer: {what}",
-        needs=("Error", "IncompleteRead", "RemoteDisconnected", "Timeout", " Unavailable", "Bad Gateway", "Time", "libstreamer"),
+        needs=(
+            "Error",
+            "IncompleteRead",
+            "RemoteDisconnected",
+            "Timeout",
+            " Unavailable",
+            "Bad Gateway",
+            "Time",
+            "libstreamer",
+        ),
     ),
     # A kernel that FlashInfer fetches.
     make_sign(
@@ -229,104 +308,5 @@ GENERAL_SIGNS = [
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
         through=r"/(?:torch/_(?:inductor|dynamo|functorch)|vllm/compilation)/",
         needs=("AssertionError",),
-    ),
-]
-
-LAST_SIGNS = [
-    make_sign("hub-unreachable", r"\[Errno 101\] Network is unreachable", "a host of the network cannot be reached: {whole}"),
-    make_sign(
-        "rendezvous",
-        r"\[Errno 11[0-3]\] (?P<why>[^\n]{1,100})",
-        "a host or a process did not answer: {why}",
-        needs=("[Errno 11",),
-    ),
-    make_sign(
-        "disk-full",
-        r"(?P<what>\S{1,200} is over \d\d% full[^\n]{0,100}|[Nn]ot enough (?:free |disk ){1,2}space[^\n]{0,100})",
-        "a disk of this host is nearly full: {what}",
-    ),
-    make_sign(
-        "no-permission",
-        r"(?P<what>\b(?:mkdir|open|touch|cp|mv|rm|chown|chmod|ln|unlink|write|create|cannot \w{1,20}|exec)\b[^\n]{0,200}"
-        r"[Pp]ermission denied)",
-        "the server's user may not write or run something: {what}",
-        needs=("ermission denied",),
-    ),
-    # The container's runtime says it, before any program of the image runs.
-    make_sign(
-        "broken-installation",
-        r"(?P<what>(?:Error response from daemon: |OCI runtime )[^\n]{1,200})",
-        "the container's runtime did not start the server: {what}",
-        "see the runtime's message: no program of the image ran",
-        of_image=False,
-        needs=("Error response from daemon: ", "OCI runtime "),
-    ),
-    # What moves the KV cache between servers, and its services.
-    make_sign(
-        "nccl-failure",
-        r"(?P<what>(?i:transfer engine|mooncake|nixl|nvshmem|\bucx\b|\brdma\b)[^\n]{0,40}(?i:initiali[sz]ation failed|init failed"
-        r"|failed to init)[^\n]{0,60})",
-        "the servers or ranks could not be connected: {what}",
-        "check that the server may use this host's network cards: their devices, and the container's rights",
-        needs=("nit",),
-    ),
-    make_sign(
-        "rendezvous",
-        r"(?P<what>\b(?:RPC|grpc|gRPC|http client|handshake|metadata server|etcd)\b[^\n]{0,100}\b(?:[Ff]ail(?:ed|ure)?|timed out|refused"
-        r"|unreachable|error)\b[^\n]{0,100})",
-        "a service that the engine needs did not answer: {what}",
-        needs=("RPC", "http client", "handshake", "metadata server", "etcd"),
-    ),
-    make_sign(
-        "broken-installation",
-        r"(?P<what>\b[A-Z]\w{1,40} (?:is )?not (?:available|installed))$",
-        "a package of the engine is missing: {what}",
-        needs=(" not available", " not installed"),
-    ),
-    # A part of the engine waited for another one.
-    make_sign(
-        "hung",
-        r"^(?:\w{1,40}\.){0,6}(?P<what>Timeout(?:Error|Expired|Exception)?(?:: [^\n]{1,200}|$))",
-        "a part of the engine waited for another one, and gave up: {what}",
-        "see what was waited for; raise the time that it may take if it only needs longer",
-        needs=("Timeout",),
-    ),
-    # Ray's, gunicorn's and others' words about a process that ended without a word of its own.
-    make_sign(
-        "killed",
-        r"(?P<what>was sent SIGKILL[^\n]{0,60}|Signal 9 \(SIGKILL\) received by[^\n]{0,40}|exitcode\s{0,3}: -9\b[^\n]{0,40}"
-        r"|[Tt]he actor (?:is dead because its worker process has died|died unexpectedly)[^\n]{0,100}"
-        r"|(?:exit(?:ed)?|died|terminated)[^\n]{0,30}(?:code:?|status|signal) ?-?(?:9|137)\b[^\n]{0,40})",
-        "a process of the server was killed, or ended without telling why: {what}",
-        needs=("SIGKILL", "exitcode", "he actor ", "exit", "died", "terminated"),
-    ),
-    make_sign(
-        "crashed",
-        r"(?P<what>died with <Signals\.SIG(?:SEGV|ABRT|BUS|ILL|FPE)[^\n]{0,20}|Signal (?:4|6|7|8|11) \(SIG\w{2,6}\) received by[^\n]{0,40}"
-        r"|exitcode\s{0,3}: -(?:4|6|7|8|11)\b[^\n]{0,40}|(?:exit(?:ed)?|died|terminated)[^\n]{0,30}(?:code:?|status|signal) ?"
-        r"-?(?:4|6|7|8|11|132|134|135|136|139)\b[^\n]{0,40})",
-        "native code of the server crashed: {what}",
-        needs=("Signals.", "Signal ", "exitcode", "exit", "died", "terminated"),
-    ),
-    make_sign(
-        "engine-bug",
-        r"^AssertionError: (?P<why>[^\n]{0,200}(?:compil|inductor|dynamo|cudagraph|CUDA graph)[^\n]{0,100})",
-        "the model could not be compiled: {why}",
-        needs=("AssertionError: ",),
-    ),
-    # Ray's own processes, and its errors about them.
-    make_sign(
-        "rendezvous",
-        r"(?P<what>\bE \d{1,10} \d{1,10}\] (?:\(\w{1,20}\) )?\w{1,40}\.(?:cc|h|cpp):\d{1,6}: [^\n]{1,200}|Ray processes died[^\n]{0,60}"
-        r"|[Rr]aylet (?:process )?(?:died|exited|crashed|is dead)[^\n]{0,60}"
-        r"|(?:LocalRayletDied|NodeDied|RaySystem|RayletDied|GcsTimeout)Error\b[^\n]{0,200})",
-        "Ray did not start, or lost a process: {what}",
-        "see Ray's own logs (/tmp/ray/session_latest/logs), and `ray status`",
-        needs=("] ", "Ray ", "aylet ", "Error"),
-    ),
-    make_sign(
-        "killed",
-        r"(?P<what>(?:WorkerCrashed|ActorDied|ActorUnavailable|OwnerDied|RayActor|ChildProcess)Error\b[^\n]{0,200})",
-        "a process of the server ended without telling why: {what}",
     ),
 ]
