@@ -131,7 +131,7 @@ GENERAL_SIGNS = [
         r"(?P<why>InvalidCxxCompiler[^\n]{0,200}|No working C(?:\+\+)? compiler[^\n]{0,200}|CppCompileError[^\n]{0,200}"
         r"|CalledProcessError: Command '?\[?'?(?:/\S{1,200}/)?(?:[\w-]{0,40}-)?(?:gcc|g\+\+|cc|c\+\+|nvcc|hipcc|icpx|clang"
         r"|clang\+\+"
-        r"|ninja)(?:-\d{1,2})?\b[^\n]{1,300}"
+        r"|ninja)(?:-\d{1,2})?\b[^\n]{1,1000} returned non-zero"
         r"|FAILED: (?:\[code=\d{1,3}\] )?\S{0,300}\.(?:so|o|cubin)\b[^\n]{0,100})",
         "what compiles the model or a kernel has no compiler that works: {why}",
     ),
