@@ -58,8 +58,8 @@ SURVIVED = [
     "made/cpp_extension.py:9: UserWarning: the detected CUDA version is older than that of torch",
     "tokenizer_config.json: 100%|##########| 1.00k/1.00k [00:00<00:00, 1.00MB/s]",
     # One or more for each general sign of the surroundings.
-    "E0000 00:00:1764500000.000000       1 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory for "
-    "plugin cuDNN when one has already been registered",
+    "E0000 00:00:1764500000.000000       1 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory "
+    "for plugin cuDNN when one has already been registered",
     "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7",
     "WARNING 11-20 12:00:00 [made.py:1] No device found: made",
     "INFO 11-20 12:00:00 [made.py:1] Unable to initialize backend 'tpu': made",

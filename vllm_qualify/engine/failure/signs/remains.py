@@ -14,6 +14,7 @@ LAST_SIGNS = [
         "disk-full",
         r"(?P<what>\S{1,200} is over \d\d% full[^\n]{0,100}|[Nn]ot enough (?:free |disk ){1,2}space[^\n]{0,100})",
         "a disk of this host is nearly full: {what}",
+        needs=("% full", "ot enough "),
     ),
     make_sign(
         "no-permission",
@@ -58,7 +59,7 @@ LAST_SIGNS = [
     # A part of the engine waited for another one.
     make_sign(
         "hung",
-        r"^(?:\w{1,40}\.){0,6}(?P<what>Timeout(?:Error|Expired|Exception)?(?:: [^\n]{1,200}|$))",
+        r"^(?P<what>(?:(?:\w{1,40}\.){0,6}Timeout(?:Error|Expired|Exception)|(?:\w{1,40}\.){1,6}Timeout)(?:: [^\n]{1,200}|$))",
         "a part of the engine waited for another one, and gave up: {what}",
         "see what was waited for; raise the time that it may take if it only needs longer",
         needs=("Timeout",),
@@ -71,7 +72,7 @@ LAST_SIGNS = [
         r"|[Tt]he actor (?:is dead because its worker process has died|died unexpectedly)[^\n]{0,100}"
         r"|(?:exit(?:ed)?|died|terminated)[^\n]{0,30}(?:code:?|status|signal) ?-?(?:9|137)\b[^\n]{0,40})",
         "a process of the server was killed, or ended without telling why: {what}",
-        needs=("SIGKILL", "exitcode", "he actor ", "exit", "died", "terminated"),
+        needs=("SIGKILL", "exitcode", "he actor ", "code", "status", "signal"),
     ),
     make_sign(
         "crashed",
@@ -80,13 +81,7 @@ LAST_SIGNS = [
         r"|exitcode\s{0,3}: -(?:4|6|7|8|11)\b[^\n]{0,40}|(?:exit(?:ed)?|died|terminated)[^\n]{0,30}(?:code:?|status|signal) ?"
         r"-?(?:4|6|7|8|11|132|134|135|136|139)\b[^\n]{0,40})",
         "native code of the server crashed: {what}",
-        needs=("Signals.", "Signal ", "exitcode", "exit", "died", "terminated"),
-    ),
-    make_sign(
-        "engine-bug",
-        r"^AssertionError: (?P<why>[^\n]{0,200}(?:compil|inductor|dynamo|cudagraph|CUDA graph)[^\n]{0,100})",
-        "the model could not be compiled: {why}",
-        needs=("AssertionError: ",),
+        needs=("Signals.", "Signal ", "exitcode", "code", "status", "signal"),
     ),
     # The line after this one names the cause, if any does.
     make_sign(
@@ -94,6 +89,12 @@ LAST_SIGNS = [
         r"torch\._(?:inductor|dynamo)\.exc\.(?P<what>BackendCompilerFailed: [^\n]{1,100} raised:)",
         "the model could not be compiled: {what}",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
+    ),
+    make_sign(
+        "engine-bug",
+        r"^AssertionError: (?P<why>[^\n]{0,200}(?:compil|inductor|dynamo|cudagraph|CUDA graph)[^\n]{0,100})",
+        "the model could not be compiled: {why}",
+        needs=("AssertionError: ",),
     ),
     # Ray's own processes, and its errors about them.
     make_sign(
@@ -104,11 +105,12 @@ LAST_SIGNS = [
         r"|(?:LocalRayletDied|NodeDied|RaySystem|RayletDied|GcsTimeout)Error\b[^\n]{0,200})",
         "Ray did not start, or lost a process: {what}",
         "see Ray's own logs (/tmp/ray/session_latest/logs), and `ray status`",
-        needs=("] ", "Ray ", "aylet ", "Error"),
+        needs=(".cc:", ".h:", ".cpp:", "Ray processes died", "aylet ", "RayletDied", "NodeDied", "RaySystem", "GcsTimeout"),
     ),
     make_sign(
         "killed",
         r"(?P<what>(?:WorkerCrashed|ActorDied|ActorUnavailable|OwnerDied|RayActor|ChildProcess)Error\b[^\n]{0,200})",
         "a process of the server ended without telling why: {what}",
+        needs=("WorkerCrashed", "ActorDied", "ActorUnavailable", "OwnerDied", "RayActor", "ChildProcess"),
     ),
 ]

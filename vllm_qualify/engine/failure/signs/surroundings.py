@@ -22,6 +22,7 @@ SIGNS = [
         r"lib(?:ascend_hal|drvdsmi_host|dcmi|tpu_driver|habanalabs\w{0,20})\.so[\d.]{0,20}: cannot open shared object file",
         "the server found no driver of its device: {whole}",
         "give the container the device and the driver's folder of this host",
+        needs=("cannot open shared object file",),
     ),
     make_sign(
         "too-few-gpus",
@@ -44,18 +45,21 @@ SIGNS = [
         r"(?P<what>(?:UVA|[Pp]in(?:ned)? memory) is not available)",
         "the engine needs memory that this system does not give, and has no other way: {what}",
         "report it to vLLM with the log; on WSL set VLLM_WSL2_ENABLE_PIN_MEMORY=1, or take another version",
+        needs=("emory is not available", "UVA is not available"),
     ),
     make_sign(
         "hung",
         r"(?P<what>Timed out waiting for (?:READY|engines to send)[^\n]{0,200})",
         "the server waited for its engines, and gave up: {what}",
         "see what the engines did meanwhile; raise the time that they may take if they only need longer",
+        needs=("Timed out waiting for ",),
     ),
     make_sign(
         "out-of-memory",
         r"(?P<what>exceeds memory available in /dev/shm[^\n]{0,200}|exceeds the (?:size of|available) /dev/shm[^\n]{0,100})",
         "the shared memory of the server's container is too small: {what}",
         "give the container more shared memory: ipc host, or a larger shm size",
+        needs=(" /dev/shm",),
     ),
     # The words of the kernel and of the runtimes of TPUs, NPUs and other devices.
     make_sign(
@@ -85,6 +89,7 @@ SIGNS = [
         r"out of resource: (?P<what>\w[\w ]{0,40}), Required: (?P<asked>\d+), Hardware limit: (?P<has>\d+)",
         "a kernel of the engine asks for more of the GPU ({what}) than it has: {asked}, and not {has}",
         through=r"/vllm/model_executor/layers/",
+        needs=("out of resource: ",),
     ),
     make_sign(
         "broken-installation",
@@ -93,6 +98,7 @@ SIGNS = [
         r"attribute '?\w{1,60}",
         "the engine's transformers is not one that this vLLM takes: {whole}",
         "install the transformers that this vLLM names, or take a newer vLLM",
+        needs=("is already used by a Transformers", "AttributeError: "),
     ),
     make_sign(
         "no-permission",
@@ -100,6 +106,7 @@ SIGNS = [
         r"|Operation not permitted)",
         "the server's user may not run {program}",
         "run the server as a user that may, or let the image's builder open its program to others",
+        needs=("ermission denied", "Operation not permitted"),
     ),
 ]
 
@@ -118,6 +125,7 @@ GENERAL_SIGNS = [
         r"|invoking the NVIDIA Container Runtime Hook directly[^\n]{0,100})",
         "the container's runtime cannot give it a GPU: {what}",
         "give the container the host's GPUs: the NVIDIA container toolkit, its runtime, and --gpus or a device request",
+        needs=("error running ", "NVIDIA Container Runtime Hook"),
     ),
     # A package may quote the system's words in its own exception.
     make_sign(
@@ -134,6 +142,7 @@ GENERAL_SIGNS = [
         r"|ninja)(?:-\d{1,2})?\b[^\n]{1,1000} returned non-zero"
         r"|FAILED: (?:\[code=\d{1,3}\] )?\S{0,300}\.(?:so|o|cubin)\b[^\n]{0,100})",
         "what compiles the model or a kernel has no compiler that works: {why}",
+        needs=("InvalidCxxCompiler", "No working C", "CppCompileError", "CalledProcessError", "FAILED: "),
     ),
     make_sign(
         "broken-installation",
@@ -220,10 +229,11 @@ GENERAL_SIGNS = [
         "cuda-out-of-memory",
         r"(?P<what>\bnrt_\w{1,40} status=4\b[^\n]{0,60}|\bE[EL]\d{4}: [^\n]{0,60}(?:out of memory|alloc)[^\n]{0,60})",
         "the device ran out of memory: {what}",
+        needs=("nrt_", "EE", "EL"),
     ),
     make_sign(
         "crashed",
-        r"(?P<what>\bnrt_\w{1,40} status=\d[^\n]{0,60}|\bsynStatus[ =][^\n]{1,100}|FATAL ERROR :: MODULE:[^\n]{1,200})",
+        r"(?P<what>\bnrt_\w{1,40} status=[1-9][^\n]{0,60}|\bsynStatus[ =][^\n]{1,100}|FATAL ERROR :: MODULE:[^\n]{1,200})",
         "native code of the release failed on the device: {what}",
         needs=("synStatus", "FATAL ERROR ::", "nrt_"),
     ),
@@ -234,7 +244,18 @@ GENERAL_SIGNS = [
         r"|(?:gcc|g\+\+|cc|c\+\+|nvcc|clang)\S{0,10}: (?:error|fatal error): (?:unrecognized|unsupported|unknown)[^\n]{1,100}"
         r"|No CMAKE_\w{1,10}_COMPILER could be found|(?:cicc|cudafe\+\+|ptxas|fatbinary|hipcc): (?:command )?not found)",
         "a kernel could not be built with this host's compilers and headers: {what}",
-        needs=("file not found", "ld", "error: un", "_COMPILER", "not found"),
+        needs=(
+            "file not found",
+            "cannot find",
+            "unable to find library",
+            "error: un",
+            "_COMPILER could",
+            "cicc: ",
+            "cudafe++: ",
+            "ptxas: ",
+            "fatbinary: ",
+            "hipcc: ",
+        ),
     ),
     make_sign(
         "broken-installation",
@@ -283,13 +304,23 @@ GENERAL_SIGNS = [
         r"|CAS (?:service|[Cc]lient) [Ee]rror[^\n]{0,100}|libstreamer due to: b ?'(?![^'\n]{1,40}not supported)[^\n]{1,60})",
         "a host of the network did not answer: {what}",
         needs=(
-            "Error",
+            "ChunkedEncodingError",
             "IncompleteRead",
             "RemoteDisconnected",
-            "Timeout",
+            "ProtocolError",
+            "EndpointConnectionError",
+            "ReadTimeout",
+            "ConnectTimeout",
+            "NewConnectionError",
+            "NameResolutionError",
+            "ServerDisconnectedError",
+            "ClientConnectorError",
+            "ClientPayloadError",
+            "MaxRetryError",
             " Unavailable",
             "Bad Gateway",
-            "Time",
+            "Gateway Time",
+            "CAS ",
             "libstreamer",
         ),
     ),

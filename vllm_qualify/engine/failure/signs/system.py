@@ -47,6 +47,7 @@ GENERAL_SIGNS = [
         "a file system of this host does not answer: {why}",
         _FILE_SYSTEM,
         turn="host",
+        needs=("OSError: [Errno ", "os error "),
     ),
     make_sign(
         "no-permission",
