@@ -17,9 +17,11 @@ from pydantic import Field
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
-from vllm_qualify.engine.failure.messages import Message, find_message, find_numbered
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
+from vllm_qualify.engine.failure.messages import Message, find_fate, find_message, find_numbered
+from vllm_qualify.engine.failure.raised import find_raised
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 from vllm_qualify.engine.failure.signs.sign import Sign
+from vllm_qualify.engine.failure.wrapped import unwrap
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -69,7 +71,8 @@ _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before ret
 
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# Colours, also as rsyslog, JSON and `cat -v` write them, or with the first character lost; and the return before a line's end.
+_CONTROL = re.compile(r"(?:\x1b|#033|\\x1b|\\u001b|\\033|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m|(?:#015|\^M)$")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
@@ -151,15 +154,29 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
         how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
         return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
     failure = failure or _classify_silent_death(lines, telling, alive)
-    last = None if failure else _find_sign(LAST_SIGNS, lines, telling)
-    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end))
+    return failure or _classify_by_last_words(lines, telling, end, in_image=in_image) or _classify_by_end(lines, telling, end)
+
+
+def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure | None:
+    """By words that a healthy start may have; or, if the server ended itself, by where an exception was raised, or its class."""
+    if last := _find_sign(LAST_SIGNS, lines, telling):
+        return _fail_by_sign(lines, telling, *last)
+    if not end.exit_code or end.signal is not None:
+        return None
+    named = islice((index for index, line in enumerate(telling) if _is_cause(line)), _MOST_CAUSES)
+    causes = {index for index in named if find_fate(telling[index]) not in NOT_OF_A_START}
+    if raised := find_raised(lines, telling, sorted(causes)):
+        return _fail_by_message(lines, telling, *raised, in_image=in_image)
+    only = [line if index in causes else "" for index, line in enumerate(telling)]
+    last = _find_sign(SIGNS_OF_CLASSES, lines, only)
+    return _fail_by_sign(lines, only, *last) if last else None
 
 
 def _telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = _without_prefixes(line)
     is_survived = _SURVIVED.search(said) and not _EXCEPTION.match(said)
-    return "" if is_quiet or _QUIET.match(said) or is_survived else said
+    return "" if is_quiet or _QUIET.match(said) or is_survived else unwrap(said)
 
 
 def _without_prefixes(line: str) -> tuple[str, bool]:
@@ -180,12 +197,7 @@ def _find_message(lines: list[str], index: int) -> int | None:
 def _find_requests_errors(telling: list[str]) -> list[int]:
     """The lines with an exception of one request, which a server survives."""
     named = islice((index for index, line in enumerate(telling) if _EXCEPTION.match(line)), _MOST_CAUSES)
-    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or _is_of_a_request(telling[index])]
-
-
-def _is_of_a_request(said: str) -> bool:
-    message = find_message(said)
-    return message is not None and message.family.fate == "request"
+    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or find_fate(telling[index]) == "request"]
 
 
 def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool, in_image: bool) -> Failure | None:

@@ -22,6 +22,12 @@ SIGNS = [
         needs=(" is not a local folder",),
     ),
     make_sign(
+        "unknown-model",
+        r"No adapter found for (?P<path>[^\n]{1,300})",
+        "there is no adapter at {path}",
+        "check the adapter's path, as the server sees it, and how the option names it",
+    ),
+    make_sign(
         "unknown-revision",
         rf"Revision Not Found for url: {_REPOSITORY}/(?:resolve|revision|tree)/(?P<revision>[^/\s]+)",
         "the model {repo} has no revision {revision}",
@@ -78,6 +84,12 @@ SIGNS = [
         "unsupported-architecture",
         r"Model architectures? \[?'?(?P<name>\w{1,100}+)'?.{0,300}?(?:is|are) not supported",
         "this vLLM version does not support the architecture {name}",
+    ),
+    make_sign(
+        "unsupported-architecture",
+        r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,100}\b[Aa]rchitecture [^\n]{1,80}not (?:yet )?supported[^\n]{0,100})",
+        "this engine does not know the model: {why}",
+        needs=("rchitecture ",),
     ),
     make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
@@ -191,7 +203,7 @@ SIGNS = [
         "weights-do-not-fit",
         r"^(?:AssertionError(?::[^\n]{0,300})?$|RuntimeError: The (?:expanded )?size of (?:the )?tensor[^\n]{0,300})",
         "the shape of a weight is not that of the model's parameter: {whole}",
-        through=", in load_weights",
+        through=", in (?:load_weights|\\w{0,40}weight_loader\\w{0,40})$",
     ),
     make_sign(
         "incomplete-model",

@@ -24,6 +24,13 @@ SIGNS = [
         "vLLM refuses the value of {config}.{key}: {why}",
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+    # A launcher hands its own options on.
+    make_sign(
+        "unknown-flag",
+        r"TypeError: (?:\w{0,20}EngineArgs|(?:Speculative|Compilation|KVTransfer|Pooler|LoRA|StructuredOutputs|Parallel|Scheduler"
+        r"|Cache|Load|Attention|Kernel|Profiler)Config)\.__init__\(\) got an unexpected keyword argument '(?P<name>[^'\n]{1,100})'",
+        "this vLLM version does not know the option {name}",
+    ),
     # A cluster sets NAME_PORT for each of its services. One that is named vllm sets vLLM's own option.
     make_sign(
         "invalid-value",
@@ -122,6 +129,14 @@ SIGNS = [
         r"While loading (?P<path>\S{1,300}), expected target modules in [^\n]{1,2000}? but received (?P<names>[^\n]{1,300})",
         "the adapter {path} has modules that vLLM cannot apply: {names}",
         "take another adapter, or leave it out",
+    ),
+    # Only who asks for this format gets these; another format of the same model has other files.
+    make_sign(
+        "refused-configuration",
+        r"(?P<what>Failed to load mistral 'params\.json' config|Found 0 files matching the pattern[^\n]{1,200}Mistral tokenizer)",
+        "the model is not in Mistral's own format, which the options ask for: {what}",
+        "take tokenizer-mode, config-format and load-format with the value mistral out, or bring the files of that format",
+        needs=("mistral 'params.json'", "Mistral tokenizer"),
     ),
     make_sign(
         "refused-configuration",

@@ -1,0 +1,97 @@
+"""Signs of an exception by its class and by the kind of its words, where its words are nobody's that we know."""
+
+from vllm_qualify.engine.failure.signs.sign import make_sign
+
+_EXCEPTION = r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): "
+_CHECK = r"^(?:[\w.]{1,100}\.)?(?:Value|Assertion|NotImplemented|Runtime|Type)Error: "
+# Names of options, as the command line, the environment, Python or JSON has them.
+_OPTION = r"--[a-z]|\bVLLM_[A-Z]|\b[a-z]{2,20}(?:_[a-z0-9]{1,20}){1,6}\b|\b[tpdec]p_size\b|[Mm]ax model len|tensor parallel|pipeline|\bYAML\b|[Cc]onfig file"
+
+GENERAL_SIGNS = [
+    make_sign(
+        "refused-configuration",
+        rf"{_EXCEPTION}(?P<why>[^\n]{{0,300}}(?:\bonly (?:supported|supports?|available|valid|allowed|compatible|works?)\b"
+        r"|\bsupports only\b)[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+        needs=("only ",),
+    ),
+    make_sign(
+        "weights-do-not-fit",
+        rf"{_EXCEPTION}(?P<why>(?i:[^\n]{{0,100}}(?:fail(?:ed|s)? to|unable to|could not|couldn't|cannot|can't) (?:map|match|find"
+        r"|convert|dequantize|shard|split|copy|assign|load)\b[^\n]{0,60}\b(?:weights?|parameters?|tensors?|state.?dict"
+        r"|checkpoints?)\b[^\n]{0,100}))",
+        "the checkpoint's weights are not those of the engine's model: {why}",
+    ),
+    make_sign(
+        "incomplete-model",
+        r"^TypeError: (?P<why>not a string$|stat: path should be string[^\n]{0,60}|expected str, bytes or os\.PathLike[^\n]{0,60})",
+        "the model lacks what its tokenizer is loaded from: {why}",
+        through=r"sentencepiece|/transformers/|tokeniz",
+    ),
+    make_sign(
+        "incomplete-model",
+        rf"{_EXCEPTION}(?P<why>(?i:Converting from \w{{1,40}} failed|[^\n]{{0,60}}(?:failed to|unable to|could not|cannot|can't)"
+        r" (?:load|read|parse|find|instantiate|convert|create)\b[^\n]{0,60}\b(?:tokenizers?|processor|vocab\w{0,10}|merges|config\.json"
+        r"|params\.json|chat template))[^\n]{0,200})",
+        "a file of the model is missing, or not one that this engine reads: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,100}Loading lora \S{1,300} failed[^\n]{0,200})",
+        "the adapter cannot be loaded: {why}",
+        "check the adapter's path, as the server sees it, or take another adapter",
+        needs=("Loading lora ",),
+    ),
+    # A start tries the model with made inputs.
+    make_sign(
+        "engine-bug",
+        rf"{_EXCEPTION}(?P<why>[^\n]{{0,100}}(?:multimodal tokens|token count between text|prompt updates|placeholder tokens)"
+        r"[^\n]{0,200})",
+        "the engine and the model's processor do not agree on the inputs that a start makes up: {why}",
+        needs=("multimodal tokens", "token count between", "prompt updates", "placeholder tokens"),
+    ),
+    make_sign(
+        "incomplete-model",
+        r"No such file or directory: '(?P<file>[^'\n]{0,200}(?:transformers_modules|/models--[^'\n]{1,200})/[^'\n]{1,200}\.py)'",
+        "a file of the model's own code is not there: {file}",
+        needs=(".py'",),
+    ),
+    make_sign(
+        "invalid-value",
+        r"^(?:yaml\.\w{1,20}\.)(?P<why>(?:Scanner|Parser|Composer|Constructor)Error: [^\n]{1,200})",
+        "a YAML file that the server is given is broken: {why}",
+        "mend the YAML file that --config names",
+    ),
+]
+
+# These count only where nothing else in the log tells why the server ended.
+LAST_SIGNS = [
+    make_sign(
+        "weights-do-not-fit",
+        rf"{_CHECK}(?P<why>(?i:[^\n]{{0,150}}\b(?:checkpoints?|safetensors|state.?dict|loaded weights?|weight_scale\w{{0,10}})\b)[^\n]{{0,150}})",
+        "the checkpoint's weights are not those of the engine's model: {why}",
+    ),
+    make_sign(
+        "incomplete-model",
+        rf"{_CHECK}(?P<why>(?i:[^\n]{{0,150}}\b(?:config\.json|tokenizer|processor|chat template|hf_config|model config\w{{0,10}})\b)[^\n]{{0,150}})",
+        "the model's configuration, tokenizer or processor is not one that this engine takes: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        rf"{_CHECK}(?P<why>(?=[^\n]{{0,400}}(?:{_OPTION}))(?i:[^\n]{{0,300}}(?:cannot be|can't be|must (?:be|have|match|not|contain)|should (?:be|have|not)"
+        r"|is (?:larger|greater|smaller|less|too)|exceeds?\b|requires?\b|needs?\b|please\b|\bset VLLM_|not allowed|invalid|conflict"
+        r"|expected|unknown|at (?:least|most)\b|without|disable|enable)|[^\n]{0,300}\bSet [A-Z_]{4,60}=)[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+    ),
+    make_sign(
+        "engine-bug",
+        r"^(?P<what>AssertionError(?:: [^\n]{1,300})?$"
+        r"|(?:IndexError|StopIteration|AttributeError|TypeError)(?:: [^\n]{1,300})?$|NotImplementedError$"
+        # Upper case is the environment's, which the engine does not ask for.
+        r"|KeyError: (?!['\"][A-Z][A-Z0-9_]{2,60}['\"]$)[^\n]{1,300}"
+        r"|RuntimeError: (?i:[^\n]{0,200}(?:\btensors?\b|\bshapes?\b|\bdtypes?\b|\bbroadcast|size mismatch|mat1 and mat2|sizes? of"
+        r"|\bstrides?\b|failed to apply|\binvalid for input of size|\bdim(?:ension)?s?\b))[^\n]{0,200}"
+        r"|ValueError: (?i:[^\n]{0,200}(?:values to unpack|is not in list))[^\n]{0,200})",
+        "the engine's own code failed: {what}",
+    ),
+]

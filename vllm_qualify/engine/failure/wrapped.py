@@ -1,0 +1,23 @@
+"""Exceptions inside the words of another process, and texts that are printed in parts. Pure."""
+
+import re
+
+# What one process says of another one's exception: the words inside count.
+_WRAPPED = re.compile(
+    r"^(?P<outer>(?:[\w.]{1,200}: )?)(?:Call to \w{1,60} method failed: (?P<called>.+)"
+    r"|Worker failed with error ['\"](?P<worker>.+)['\"], please check the stack trace)"
+)
+_INNER_CLASS = re.compile(r"[\w.]{1,200}(?:Error|Exception)(?::|$)")
+# An exception with several texts is printed as a tuple.
+_PARTS = re.compile(r"^(?P<outer>[\w.]{1,200}: )\((?P<parts>(?:['\"].*['\"], ){1,20}['\"].*['\"])\)$")
+_BETWEEN_PARTS = re.compile(r"['\"], ['\"]")
+
+
+def unwrap(said: str) -> str:
+    """The exception that another process reports, and an exception's texts as one."""
+    if wrapped := _WRAPPED.match(said):
+        inner = wrapped["called"] or wrapped["worker"]
+        said = inner if _INNER_CLASS.match(inner) else f"{wrapped['outer']}{inner}"
+    if parts := _PARTS.match(said):
+        said = parts["outer"] + _BETWEEN_PARTS.sub("", parts["parts"][1:-1])
+    return said
