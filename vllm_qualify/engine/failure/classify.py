@@ -76,7 +76,7 @@ _CONTROL = re.compile(r"(?:\x1b|#033|\\x1b|\\u001b|\\033|\^\[)\[[0-9;?]{0,20}[A-
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
-    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
+    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) {0,2}"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
     # Kubernetes' and the journal's.
     r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "

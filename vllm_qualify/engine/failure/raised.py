@@ -12,9 +12,13 @@ _FRAME = re.compile(r'  File "(?P<path>[^"\n]{1,500})", line \d')
 _OF_PACKAGE = re.compile(
     r".*/(?:site|dist)-packages/(?P<package>vllm|transformers|huggingface_hub|safetensors|triton|flashinfer|torch)/(?P<file>.+)"
 )
-_OF_SOURCES = re.compile(r".*/(?P<package>vllm)/(?P<file>(?:v1|config|engine|model_executor|worker|executor|lora|entrypoints)[/.].+)")
+_OF_SOURCES = re.compile(
+    r".*/(?P<package>vllm)/(?P<file>(?:v1|config|engine|model_executor|worker|executor|lora|entrypoints)[/.].+)"
+)
 # Where one process tells of another one's end.
-_OF_PARENTS = re.compile(r"^(?:v1/(?:engine/(?!core\.py)|executor/|utils)|engine/(?!arg_utils)|executor/|entrypoints/|worker/worker_base)")
+_OF_PARENTS = re.compile(
+    r"^(?:v1/(?:engine/(?!core\.py)|executor/|utils)|engine/(?!arg_utils)|executor/|entrypoints/|worker/worker_base)"
+)
 _CLASS = re.compile(r"^(?:[\w.]{1,200}\.)?(?P<name>[A-Z]\w{1,80})(?:: (?P<words>.*))?$")
 # What a check raises. Whatever else is raised was not foreseen.
 _OF_CHECKS = ("ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "OSError", "Exception", "ImportError")

@@ -8,16 +8,20 @@ _WRAPPED = re.compile(
     r"|Worker failed with error ['\"](?P<worker>.+)['\"], please check the stack trace)"
 )
 _INNER_CLASS = re.compile(r"[\w.]{1,200}(?:Error|Exception)(?::|$)")
+# An exception as Python's `repr` writes it.
+_WRITTEN = re.compile(r"^(?P<name>[\w.]{1,200}(?:Error|Exception))\((?P<quote>['\"])(?P<words>.+)(?P=quote),?\)$")
 # An exception with several texts is printed as a tuple.
 _PARTS = re.compile(r"^(?P<outer>[\w.]{1,200}: )\((?P<parts>(?:['\"].*['\"], ){1,20}['\"].*['\"])\)$")
 _BETWEEN_PARTS = re.compile(r"['\"], ['\"]")
 
 
 def unwrap(said: str) -> str:
-    """The exception that another process reports, and an exception's texts as one."""
+    """The exception that another process reports, or that is written in another way."""
     if wrapped := _WRAPPED.match(said):
         inner = wrapped["called"] or wrapped["worker"]
         said = inner if _INNER_CLASS.match(inner) else f"{wrapped['outer']}{inner}"
+    if written := _WRITTEN.match(said):
+        said = f"{written['name']}: {written['words']}"
     if parts := _PARTS.match(said):
         said = parts["outer"] + _BETWEEN_PARTS.sub("", parts["parts"][1:-1])
     return said

@@ -5,15 +5,17 @@ from vllm_qualify.engine.failure.signs.sign import make_sign
 _EXCEPTION = r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): "
 _CHECK = r"^(?:[\w.]{1,100}\.)?(?:Value|Assertion|NotImplemented|Runtime|Type)Error: "
 # Names of options, as the command line, the environment, Python or JSON has them.
+# Words of those who check what one part of the code hands to another.
+_OF_TENSORS = r"(?![^\n]{0,300}(?:\bdim\d?\b|\.(?:size|shape|dtype|dim)\b|->|(?i:\btensors?\b(?! parallel)|\bshapes?\b|\bstrides?\b|same dtype)))"
 _OPTION = r"--[a-z]|\bVLLM_[A-Z]|\b[a-z]{2,20}(?:_[a-z0-9]{1,20}){1,6}\b|\b[tpdec]p_size\b|[Mm]ax model len|tensor parallel|pipeline|\bYAML\b|[Cc]onfig file"
 
 GENERAL_SIGNS = [
     make_sign(
         "refused-configuration",
         rf"{_EXCEPTION}(?P<why>[^\n]{{0,300}}(?:\bonly (?:supported|supports?|available|valid|allowed|compatible|works?)\b"
-        r"|\bsupports only\b)[^\n]{0,200})",
+        r"|\b(?:supports|supported) only\b)[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
-        needs=("only ",),
+        needs=("only ", " only"),
     ),
     make_sign(
         "weights-do-not-fit",
@@ -41,6 +43,13 @@ GENERAL_SIGNS = [
         "the adapter cannot be loaded: {why}",
         "check the adapter's path, as the server sees it, or take another adapter",
         needs=("Loading lora ",),
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^\w{1,40}Error: (?P<why>[^\n]{0,60}\bprompt\b[^\n]{0,60} is longer than the maximum model length[^\n]{0,200})",
+        "the inputs that a start makes up do not fit max-model-len: {why}",
+        "raise max-model-len, or lower what a prompt may hold (limit-mm-per-prompt)",
+        needs=(" is longer than the maximum model length",),
     ),
     # A start tries the model with made inputs.
     make_sign(
@@ -78,9 +87,17 @@ LAST_SIGNS = [
     ),
     make_sign(
         "refused-configuration",
-        rf"{_CHECK}(?P<why>(?=[^\n]{{0,400}}(?:{_OPTION}))(?i:[^\n]{{0,300}}(?:cannot be|can't be|must (?:be|have|match|not|contain)|should (?:be|have|not)"
+        rf"{_CHECK}{_OF_TENSORS}(?P<why>(?=[^\n]{{0,400}}(?:{_OPTION}))(?i:[^\n]{{0,300}}(?:cannot be|can't be|must (?:be|have|match|not|contain)|should (?:be|have|not)"
         r"|is (?:larger|greater|smaller|less|too)|exceeds?\b|requires?\b|needs?\b|please\b|\bset VLLM_|not allowed|invalid|conflict"
         r"|expected|unknown|at (?:least|most)\b|without|disable|enable)|[^\n]{0,300}\bSet [A-Z_]{4,60}=)[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        r"^(?:Assertion|Value|NotImplemented)Error: "
+        rf"{_OF_TENSORS}(?P<why>(?i:[^\n]{{0,300}}(?:\brequires?\b|\bis required\b|\bsupport(?:s|ed)?\b|incompatible|cannot be used"
+        r"|must be (?:greater|less|larger|smaller|at least|at most|enabled|disabled)|\bconsider\b|\bplease (?:set|use|specify"
+        r"|increase|decrease|reduce|enable|disable)\b))[^\n]{0,200})",
         "the engine refuses the configuration: {why}",
     ),
     make_sign(
@@ -90,8 +107,8 @@ LAST_SIGNS = [
         # Upper case is the environment's, which the engine does not ask for.
         r"|KeyError: (?!['\"][A-Z][A-Z0-9_]{2,60}['\"]$)[^\n]{1,300}"
         r"|RuntimeError: (?i:[^\n]{0,200}(?:\btensors?\b|\bshapes?\b|\bdtypes?\b|\bbroadcast|size mismatch|mat1 and mat2|sizes? of"
-        r"|\bstrides?\b|failed to apply|\binvalid for input of size|\bdim(?:ension)?s?\b))[^\n]{0,200}"
-        r"|ValueError: (?i:[^\n]{0,200}(?:values to unpack|is not in list))[^\n]{0,200})",
+        r"|\bstrides?\b|failed to apply|\binvalid for input of size|\bdim(?:ension)?s?\d?\b))[^\n]{0,200}"
+        r"|ValueError: (?i:[^\n]{0,200}(?:values to unpack|is not in list|zero-size array|could not be broadcast))[^\n]{0,200})",
         "the engine's own code failed: {what}",
     ),
 ]

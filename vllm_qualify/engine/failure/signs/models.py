@@ -91,7 +91,22 @@ SIGNS = [
         "this engine does not know the model: {why}",
         needs=("rchitecture ",),
     ),
-    make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
+    make_sign(
+        "incomplete-model", r"Cannot find any model weights with [`'](?P<model>[^`'\n]{1,300})", "{model} holds no weights"
+    ),
+    make_sign(
+        "incomplete-model",
+        r"StrictDataclass\w{0,40}Error: (?P<why>[^\n]{1,200})",
+        "the model's configuration has a value that this engine's transformers does not take: {why}",
+        "mend the field of the model's config.json, or take a vLLM version whose transformers takes it",
+    ),
+    make_sign(
+        "unsupported-quantization",
+        r"^\w{1,40}Error: (?P<what>[^\n]{0,60}\b[Uu]nsupported [^\n]{0,60}\b(?:scheme|quantization|num_bits|bits|group.?size)\b[^\n]{0,200})",
+        "this vLLM does not know the checkpoint's quantization: {what}",
+        "take another variant of the model, or a vLLM version that knows this quantization",
+        needs=("nsupported ",),
+    ),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
     make_sign(
         "incomplete-model",

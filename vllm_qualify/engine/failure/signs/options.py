@@ -24,6 +24,12 @@ SIGNS = [
         "vLLM refuses the value of {config}.{key}: {why}",
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+    make_sign(
+        "unknown-flag",
+        r"^TypeError: __init__\(\) got an unexpected keyword argument '(?P<name>[^'\n]{1,100})'",
+        "this vLLM version does not know the option {name}",
+        through=r"EngineArgs\(",
+    ),
     # A launcher hands its own options on.
     make_sign(
         "unknown-flag",
@@ -140,7 +146,8 @@ SIGNS = [
     ),
     make_sign(
         "refused-configuration",
-        r"(?:contains custom code which must be executed|requires you to execute the \w{1,40} file in that repo)",
+        r"(?:contains custom code which must be executed|requires you to execute the \w{1,40} file in that repo"
+        r"|consider setting `trust_remote_code=True`)",
         "the model brings code of its own, and the recipe does not let it run",
         "read the code, set trust-remote-code in the recipe, and give --allow-code",
     ),
