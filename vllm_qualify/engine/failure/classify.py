@@ -21,7 +21,7 @@ from vllm_qualify.engine.failure.messages import Message, find_fate, find_messag
 from vllm_qualify.engine.failure.raised import find_raised
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 from vllm_qualify.engine.failure.signs.sign import Sign
-from vllm_qualify.engine.failure.wrapped import unwrap
+from vllm_qualify.engine.failure.wrapped import uncolour, unwrap
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -71,11 +71,11 @@ _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before ret
 
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
 
-# Colours, also as rsyslog, JSON and `cat -v` write them, or with the first character lost; and the return before a line's end.
-_CONTROL = re.compile(r"(?:\x1b|#033|\\x1b|\\u001b|\\033|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m|(?:#015|\^M)$")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
+    r"|(?:DEFAULT|DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\d\d-\d\dT\S{1,40}Z "  # Google Cloud
+    r"|\([\w.]{1,60}\([^\n]{0,100}?\) pid=\d[^()\n]{0,80}\) {0,2}"  # Ray, for a task with a function in its name
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) {0,2}"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
     # Kubernetes' and the journal's.
@@ -137,7 +137,7 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     what is broken in it is its owner's, not the host's.
     """
     # Without control characters. Each state of a progress bar is a line.
-    lines = [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
+    lines = [uncolour(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
     # Nothing before the end of the server's start stopped it.
     alive = max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
     telling = [""] * alive + [_telling_text(line) for line in lines[alive:]]
@@ -158,7 +158,7 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
 
 
 def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure | None:
-    """By words that a healthy start may have; or, if the server ended itself, by where an exception was raised, or its class."""
+    """By words that a healthy start may have; or, if the server ended itself, by an exception's place or class."""
     if last := _find_sign(LAST_SIGNS, lines, telling):
         return _fail_by_sign(lines, telling, *last)
     if not end.exit_code or end.signal is not None:

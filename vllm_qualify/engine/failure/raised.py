@@ -1,4 +1,4 @@
-"""An exception with words that nobody knows, decided by where it was raised: the same families decide a place in the source. Pure."""
+"""An exception with words that nobody knows, decided by where it was raised: by the families of that place. Pure."""
 
 import re
 from collections.abc import Iterable

@@ -1,7 +1,11 @@
-"""Exceptions inside the words of another process, and texts that are printed in parts. Pure."""
+"""What a line says, without how it was written: colours, the words of another process around an exception, parts. Pure."""
 
 import re
 
+# Colours, also as rsyslog, JSON and `cat -v` write them, or with the first character lost; and the return before a line's end.
+_COLOURS = re.compile(
+    r"(?:[\x1b\ufffd\u241b]|#033|\\x1b|\\u001b|\\033|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9;]{1,12}m|(?:#015|\^M)$"
+)
 # What one process says of another one's exception: the words inside count.
 _WRAPPED = re.compile(
     r"^(?P<outer>(?:[\w.]{1,200}: )?)(?:Call to \w{1,60} method failed: (?P<called>.+)"
@@ -13,6 +17,10 @@ _WRITTEN = re.compile(r"^(?P<name>[\w.]{1,200}(?:Error|Exception))\((?P<quote>['
 # An exception with several texts is printed as a tuple.
 _PARTS = re.compile(r"^(?P<outer>[\w.]{1,200}: )\((?P<parts>(?:['\"].*['\"], ){1,20}['\"].*['\"])\)$")
 _BETWEEN_PARTS = re.compile(r"['\"], ['\"]")
+
+
+def uncolour(line: str) -> str:
+    return _COLOURS.sub("", line)
 
 
 def unwrap(said: str) -> str:

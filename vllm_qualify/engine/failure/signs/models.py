@@ -87,7 +87,8 @@ SIGNS = [
     ),
     make_sign(
         "unsupported-architecture",
-        r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): (?P<why>[^\n]{0,100}\b[Aa]rchitecture [^\n]{1,80}not (?:yet )?supported[^\n]{0,100})",
+        r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): "
+        r"(?P<why>[^\n]{0,100}\b[Aa]rchitecture [^\n]{1,80}not (?:yet )?supported[^\n]{0,100})",
         "this engine does not know the model: {why}",
         needs=("rchitecture ",),
     ),
@@ -102,7 +103,8 @@ SIGNS = [
     ),
     make_sign(
         "unsupported-quantization",
-        r"^\w{1,40}Error: (?P<what>[^\n]{0,60}\b[Uu]nsupported [^\n]{0,60}\b(?:scheme|quantization|num_bits|bits|group.?size)\b[^\n]{0,200})",
+        r"^\w{1,40}Error: (?P<what>[^\n]{0,60}\b[Uu]nsupported [^\n]{0,60}\b(?:scheme|quantization|num_bits|bits"
+        r"|group.?size)\b[^\n]{0,200})",
         "this vLLM does not know the checkpoint's quantization: {what}",
         "take another variant of the model, or a vLLM version that knows this quantization",
         needs=("nsupported ",),

@@ -33,8 +33,9 @@ SIGNS = [
     # A launcher hands its own options on.
     make_sign(
         "unknown-flag",
-        r"TypeError: (?:\w{0,20}EngineArgs|(?:Speculative|Compilation|KVTransfer|Pooler|LoRA|StructuredOutputs|Parallel|Scheduler"
-        r"|Cache|Load|Attention|Kernel|Profiler)Config)\.__init__\(\) got an unexpected keyword argument '(?P<name>[^'\n]{1,100})'",
+        r"TypeError: (?:\w{0,20}EngineArgs|(?:Speculative|Compilation|KVTransfer|Pooler|LoRA|StructuredOutputs|Parallel"
+        r"|Scheduler|Cache|Load|Attention|Kernel|Profiler)Config)\.__init__\(\) got an unexpected keyword argument "
+        r"'(?P<name>[^'\n]{1,100})'",
         "this vLLM version does not know the option {name}",
     ),
     # A cluster sets NAME_PORT for each of its services. One that is named vllm sets vLLM's own option.
@@ -136,10 +137,17 @@ SIGNS = [
         "the adapter {path} has modules that vLLM cannot apply: {names}",
         "take another adapter, or leave it out",
     ),
+    make_sign(
+        "refused-configuration",
+        r"(?P<what>only pre-sharded checkpoints are (?:currently )?supported)",
+        "the model is not sharded as load-format asks for: {what}",
+        "take load-format out, or bring a checkpoint that was sharded for as many ranks",
+    ),
     # Only who asks for this format gets these; another format of the same model has other files.
     make_sign(
         "refused-configuration",
-        r"(?P<what>Failed to load mistral 'params\.json' config|Found 0 files matching the pattern[^\n]{1,200}Mistral tokenizer)",
+        r"(?P<what>Failed to load mistral 'params\.json' config"
+        r"|Found 0 files matching the pattern[^\n]{1,200}Mistral tokenizer)",
         "the model is not in Mistral's own format, which the options ask for: {what}",
         "take tokenizer-mode, config-format and load-format with the value mistral out, or bring the files of that format",
         needs=("mistral 'params.json'", "Mistral tokenizer"),
