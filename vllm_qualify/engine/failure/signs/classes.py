@@ -48,7 +48,8 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "incomplete-model",
-        rf"{_EXCEPTION}(?P<why>(?i:Converting from \w{{1,40}} failed|[^\n]{{0,60}}(?:{_FAILS})"
+        rf"{_EXCEPTION}(?P<why>(?i:Can't load (?:the )?[\w ]{{1,30}} (?:for|of) '|Converting from \w{{1,40}} failed"
+        rf"|[^\n]{{0,60}}(?:{_FAILS})"
         r" (?:load|read|parse|find|instantiate|convert|create)\b[^\n]{0,60}\b(?:tokenizers?|processor|vocab\w{0,10}|merges"
         r"|config\.json|params\.json|chat template))[^\n]{0,200})",
         "a file of the model is missing, or not one that this engine reads: {why}",
@@ -109,7 +110,8 @@ LAST_SIGNS = [
     make_sign(
         "refused-configuration",
         rf"{_CHECK}{_OF_TENSORS}(?P<why>(?=[^\n]{{0,400}}(?:{_OPTION}))(?i:[^\n]{{0,300}}(?:cannot be|can't be"
-        r"|must (?:be|have|match|not|contain)|should (?:be|have|not)|is (?:larger|greater|smaller|less|too)"
+        r"|must (?:be|have|match|not|contain)|should (?:be|have|not|provide|use|set|match)|\binstead of\b|(?:does not"
+        r"|doesn't) (?:match|fit|equal)|is (?:larger|greater|smaller|less|too)"
         r"|exceeds?\b|requires?\b"
         r"|needs?\b|please\b|\bset VLLM_|not allowed|invalid|conflict|(?:un)?expected|unknown|at (?:least|most)\b"
         r"|without|disable"
@@ -132,7 +134,8 @@ LAST_SIGNS = [
         r"|KeyError: (?!['\"][A-Z][A-Z0-9_]{2,60}['\"]$)[^\n]{1,300}"
         r"|RuntimeError: (?i:[^\n]{0,200}(?:\btensors?\b|\bshapes?\b|\bdtypes?\b|\bbroadcast|size mismatch"
         r"|mat1 and mat2|sizes? of"
-        r"|\bstrides?\b|failed to apply|\binvalid for input of size|\bdim(?:ension)?s?\d?\b))[^\n]{0,200}"
+        r"|\bstrides?\b|failed to apply|\binvalid for input of size|\bdim(?:ension)?s?\d?\b|scalar type"
+        r"|expected [^\n]{1,60} but (?:found|got)\b))[^\n]{0,200}"
         r"|ValueError: (?i:[^\n]{0,200}(?:values to unpack|is not in list|zero-size array"
         r"|could not be broadcast))[^\n]{0,200})",
         "the engine's own code failed: {what}",

@@ -25,6 +25,13 @@ SIGNS = [
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
     make_sign(
+        "invalid-value",
+        r"^(?:json\.decoder\.)?JSONDecodeError: (?P<why>[^\n]{1,200})",
+        "the value of an option is no JSON: {why}",
+        "mend the option's JSON, and its quotes on the command line",
+        through=r"/vllm/(?:entrypoints/(?:openai/|serve/)?(?:cli_args|utils/cli)|utils/argparse)",
+    ),
+    make_sign(
         "unknown-flag",
         r"^TypeError: __init__\(\) got an unexpected keyword argument '(?P<name>[^'\n]{1,100})'",
         "this vLLM version does not know the option {name}",
