@@ -78,7 +78,8 @@ _PREFIX = re.compile(
     r"|\([\w.]{1,60}\([^\n]{0,100}?\) pid=\d[^()\n]{0,80}\) {0,2}"  # Ray, for a task with a function in its name
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) {0,2}"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
-    # Kubernetes' and the journal's.
+    # Another program's, before vLLM's own; Kubernetes' and the journal's.
+    r"|\[[A-Z][\w ]{1,30}\] (?=\(|(?:INFO|WARNING|ERROR) )"
     r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
 _LEVEL = re.compile(
@@ -165,11 +166,12 @@ def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, i
         return None
     named = islice((index for index, line in enumerate(telling) if _is_cause(line)), _MOST_CAUSES)
     causes = {index for index in named if find_fate(telling[index]) not in NOT_OF_A_START}
-    if raised := find_raised(lines, telling, sorted(causes)):
-        return _fail_by_message(lines, telling, *raised, in_image=in_image)
+    raised = find_raised(lines, telling, sorted(causes))
     only = [line if index in causes else "" for index, line in enumerate(telling)]
-    last = _find_sign(SIGNS_OF_CLASSES, lines, only)
-    return _fail_by_sign(lines, only, *last) if last else None
+    last = None if raised and raised[1].family.fate != "engine-bug" else _find_sign(SIGNS_OF_CLASSES, lines, only)
+    if last:
+        return _fail_by_sign(lines, only, *last)
+    return _fail_by_message(lines, telling, *raised, in_image=in_image) if raised else None
 
 
 def _telling_text(line: str) -> str:

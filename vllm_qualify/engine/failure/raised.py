@@ -22,6 +22,7 @@ _OF_PARENTS = re.compile(
 _CLASS = re.compile(r"^(?:[\w.]{1,200}\.)?(?P<name>[A-Z]\w{1,80})(?:: (?P<words>.*))?$")
 # What a check raises. Whatever else is raised was not foreseen.
 _OF_CHECKS = ("ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "OSError", "Exception", "ImportError")
+_OF_TENSORS = re.compile(r"\btensors?\b(?! parallel)|\bdimension|\bshapes?\b|\bdtypes?\b|->", re.I)
 _MOST_LINES_BACK = 60
 _MOST_CAUSES = 100
 
@@ -52,6 +53,8 @@ def _decide_place(path: str, name: str, words: str) -> Message | None:
         return None
     family = decide(file, words) if package == "vllm" else decide_package(f"{package}/{file}", words)
     if family is None or family.fate in ("consequence", "survived"):
+        return None
+    if family.fate == "refused-configuration" and _OF_TENSORS.search(words):
         return None
     return Message("vLLM" if package == "vllm" else package, _of_a_start(family))
 

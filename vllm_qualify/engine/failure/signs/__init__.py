@@ -17,7 +17,7 @@ SIGNS: list[Sign] = [
     *host.SIGNS,
     *ends.SIGNS,
 ]
-GENERAL_SIGNS = [*ends.GENERAL_SIGNS, *system.GENERAL_SIGNS, *wide.GENERAL_SIGNS, *classes.GENERAL_SIGNS]
+GENERAL_SIGNS = [*classes.FIRST_SIGNS, *ends.GENERAL_SIGNS, *system.GENERAL_SIGNS, *wide.GENERAL_SIGNS, *classes.GENERAL_SIGNS]
 LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *wide.LAST_SIGNS]
 # Where nothing else tells, and no frame of a traceback does.
 SIGNS_OF_CLASSES = classes.LAST_SIGNS

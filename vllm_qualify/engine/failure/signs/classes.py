@@ -7,7 +7,7 @@ _CHECK = r"^(?:[\w.]{1,100}\.)?(?:Value|Assertion|NotImplemented|Runtime|Type)Er
 # Words of those who check what one part of the code hands to another.
 _OF_TENSORS = (
     r"(?![^\n]{0,300}(?:\bdim\d?\b|\.(?:size|shape|dtype|dim)\b|->"
-    r"|(?i:\btensors?\b(?! parallel)|\bshapes?\b|\bstrides?\b|same dtype)))"
+    r"|(?i:\btensors?\b(?! parallel)|\bshapes?\b|\bstrides?\b|same dtype|dimension)))"
 )
 # Names of options, as the command line, the environment, Python or JSON has them.
 _OPTION = (
@@ -15,6 +15,21 @@ _OPTION = (
     r"|pipeline|\bYAML\b|[Cc]onfig file"
 )
 _FAILS = r"fail(?:ed|s)? to|unable to|could not|couldn't|cannot|can't"
+
+# Before the signs of the engine's own code: what is asserted of options is no fault of the code.
+FIRST_SIGNS = [
+    make_sign(
+        "refused-configuration",
+        rf"^AssertionError: {_OF_TENSORS}(?![^\n]{{0,300}}(?:capability|[Ss][Mm][ _]?\d|Hopper|Blackwell|Ampere|gfx\d"
+        rf"|backend|[Dd]evices?\b|[Gg][Pp][Uu]|[Nn]odes?\b"
+        rf"|kernel))(?P<why>(?:(?=[^\n]{{0,400}}(?:{_OPTION}|[Pp]arallel|[Cc]onnector|[Ll]ora|LoRA|[Ss]peculative|draft))"
+        r"(?i:[^\n]{0,300}(?:\brequires?\b|\bmust (?:be|divide|have)\b|cannot be|\bonly supports?\b|incompatible|not compatible"
+        r"|\bplease\b|should be (?:set|enabled|disabled)|\bset VLLM_))|[^\n]{0,300}(?:must (?:evenly )?divide|\bSet VLLM_))"
+        r"[^\n]{0,200})",
+        "the engine refuses the configuration: {why}",
+        needs=("AssertionError: ",),
+    )
+]
 
 GENERAL_SIGNS = [
     make_sign(
@@ -121,7 +136,8 @@ LAST_SIGNS = [
     make_sign(
         "refused-configuration",
         rf"^(?:Assertion|Value|NotImplemented)Error: {_OF_TENSORS}(?P<why>(?i:[^\n]{{0,300}}(?:\brequires?\b|\bis required\b"
-        r"|\bsupport(?:s|ed)?\b|incompatible|cannot be used|must be (?:greater|less|larger|smaller|at least|at most"
+        r"|\bsupport(?:s|ed)?\b|incompatible|cannot be used|must (?:evenly )?divide|must be (?:greater|less|larger"
+        r"|smaller|at least|at most"
         r"|enabled|disabled)"
         r"|\bconsider\b|\bplease (?:set|use|specify|increase|decrease|reduce|enable|disable)\b))[^\n]{0,200})",
         "the engine refuses the configuration: {why}",

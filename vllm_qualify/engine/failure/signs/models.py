@@ -104,7 +104,8 @@ SIGNS = [
     make_sign(
         "unsupported-quantization",
         r"^\w{1,40}Error: (?P<what>[^\n]{0,60}\b[Uu]nsupported [^\n]{0,60}\b(?:scheme|quantization|num_bits|bits"
-        r"|group.?size)\b[^\n]{0,200}|[^\n]{0,60}\bquantization (?:\w{1,20} )?is not (?:yet )?supported (?:on|for|by)\b[^\n]{0,100})",
+        r"|group.?size)\b[^\n]{0,200}|[^\n]{0,60}\bquantization (?:\w{1,20} )?is not (?:yet )?supported "
+        r"(?:on|for|by)\b[^\n]{0,100})",
         "the quantization does not run on this GPU, or this vLLM does not know it: {what}",
         "take another variant of the model, or a vLLM version that knows this quantization",
         needs=("nsupported ", "quantization "),
