@@ -4,7 +4,7 @@ A log has one cause and many consequences: whatever happened, vLLM's last words 
 earliest known sign in the log wins, or the earliest exception with a message of vLLM's, or with one of its packages' that tells
 who must act. Only lines that say what happened count: no notes, no warnings, no source lines of a traceback, and nothing that
 the server survived. If the log has neither, the signs that many causes share are looked for, and where a package's own code
-failed, which often wraps a cause; then the way the server ended decides.
+failed, which often wraps a cause; then an exception's place and class; then the way the server ended.
 """
 
 import re
@@ -78,7 +78,7 @@ _PREFIX = re.compile(
     r"|\([\w.]{1,60}\([^\n]{0,100}?\) pid=\d[^()\n]{0,80}\) {0,2}"  # Ray, for a task with a function in its name
     r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) {0,2}"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
-    # Another program's, before vLLM's own; Kubernetes' and the journal's.
+    # Another program's, Kubernetes' and the journal's.
     r"|\[[A-Z][\w ]{1,30}\] (?=\(|(?:INFO|WARNING|ERROR) )"
     r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
 )
@@ -164,13 +164,13 @@ def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, i
         return _fail_by_sign(lines, telling, *last)
     if not end.exit_code or end.signal is not None:
         return None
-    named = islice((index for index, line in enumerate(telling) if _is_cause(line)), _MOST_CAUSES)
-    causes = {index for index in named if find_fate(telling[index]) not in NOT_OF_A_START}
+    named = (index for index, line in enumerate(telling) if _is_cause(line))
+    causes = {index for index in islice(named, _MOST_CAUSES) if find_fate(telling[index]) not in NOT_OF_A_START}
     raised = find_raised(lines, telling, sorted(causes))
-    only = [line if index in causes else "" for index, line in enumerate(telling)]
-    last = None if raised and raised[1].family.fate != "engine-bug" else _find_sign(SIGNS_OF_CLASSES, lines, only)
-    if last:
-        return _fail_by_sign(lines, only, *last)
+    if raised is None or raised[1].family.fate == "engine-bug":
+        only = [line if index in causes else "" for index, line in enumerate(telling)]
+        if last := _find_sign(SIGNS_OF_CLASSES, lines, only):
+            return _fail_by_sign(lines, only, *last)
     return _fail_by_message(lines, telling, *raised, in_image=in_image) if raised else None
 
 

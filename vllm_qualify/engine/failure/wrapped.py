@@ -25,9 +25,11 @@ def uncolour(line: str) -> str:
 
 def unwrap(said: str) -> str:
     """The exception that another process reports, or that is written in another way."""
-    if wrapped := _WRAPPED.match(said):
+    if " failed" in said and (wrapped := _WRAPPED.match(said)):
         inner = wrapped["called"] or wrapped["worker"]
         said = inner if _INNER_CLASS.match(inner) else f"{wrapped['outer']}{inner}"
+    if not said.endswith(")"):
+        return said
     if written := _WRITTEN.match(said):
         said = f"{written['name']}: {written['words']}"
     if parts := _PARTS.match(said):
