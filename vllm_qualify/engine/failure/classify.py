@@ -126,8 +126,7 @@ _LONGEST_READ, _LONGEST_LINE = 2000, 1000
 _MOST_CAUSES = 500
 _MOST_MATCHES = 50
 _MOST_FRAME_LINES = 400
-_MESSAGE_WITHIN = 4
-_LONGEST_QUOTE = 300
+_MESSAGE_WITHIN, _LONGEST_QUOTE = 4, 300
 
 
 def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
