@@ -109,6 +109,19 @@ GENERAL_SIGNS = [
 # These count only where nothing else in the log tells why the server ended.
 LAST_SIGNS = [
     make_sign(
+        "unsupported-architecture",
+        rf"{_CHECK}(?P<why>(?i:[^\n]{{0,150}}\b(?:model.type|architecture|model class)\b[^\n]{{0,80}}\b(?:not|un)[ -]?"
+        r"(?:recogni[sz]ed|known|registered|implemented))[^\n]{0,150})",
+        "this engine does not know the model: {why}",
+    ),
+    make_sign(
+        "refused-configuration",
+        rf"{_CHECK}(?P<why>(?i:[^\n]{{0,200}}(?:does not|doesn't|do not) (?:match|fit)\b[^\n]{{0,150}}\b(?:arguments?"
+        rf"|options?|flags?)\b)"
+        r"[^\n]{0,100})",
+        "the engine refuses the configuration: {why}",
+    ),
+    make_sign(
         "weights-do-not-fit",
         rf"{_CHECK}(?P<why>(?i:[^\n]{{0,150}}\b(?:checkpoints?|safetensors|state.?dict|loaded weights?"
         rf"|weight_scale\w{{0,10}})\b)"
