@@ -56,6 +56,17 @@ SURVIVED = [
     "504 is the number of the made layers",
     "WARNING 11-20 12:00:00 [made.py:9] TCPStore: a worker timed out once, and was asked again",
     "made/cpp_extension.py:9: UserWarning: the detected CUDA version is older than that of torch",
+    "only per-tensor scales are supported by the older kernel, and the newer one is taken",
+    "the tokenizer of the draft could not be loaded from the cache, and was fetched",
+    "INFO 11-20 12:00:00 [made.py:9] Loading lora made failed once, and was done again",
+    "a prompt that is longer than the maximum model length is refused",
+    "75 multimodal tokens stand for 75 placeholder tokens",
+    "the weights of the draft were not found in the checkpoint, and are shared with the model",
+    "WARNING 11-20 12:00:00 [made.py:9] KeyError: 'made' in the older cache, which is written anew",
+    "INFO 11-20 12:00:00 [made.py:9] AssertionError: made is caught, and the slower way is taken",
+    "yaml.scanner.ScannerError is what a broken file would raise",
+    "FP8 quantization is not supported on older GPUs, and this one is newer",
+    "KeyError: 'MADE_TOKEN'",
     "tokenizer_config.json: 100%|##########| 1.00k/1.00k [00:00<00:00, 1.00MB/s]",
     # One or more for each general sign of the surroundings.
     "E0000 00:00:1764500000.000000       1 cuda_dnn.cc:8310] Unable to register cuDNN factory: Attempting to register factory "

@@ -4,7 +4,7 @@ A log has one cause and many consequences: whatever happened, vLLM's last words 
 earliest known sign in the log wins, or the earliest exception with a message of vLLM's, or with one of its packages' that tells
 who must act. Only lines that say what happened count: no notes, no warnings, no source lines of a traceback, and nothing that
 the server survived. If the log has neither, the signs that many causes share are looked for, and where a package's own code
-failed, which often wraps a cause; then the way the server ended decides.
+failed, which often wraps a cause; then an exception's place and class; then the way the server ended.
 """
 
 import re
@@ -16,11 +16,13 @@ from typing import cast
 from pydantic import Field
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
-from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, telling_text, without_colours, without_prefixes
+from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, telling_text, without_prefixes
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
-from vllm_qualify.engine.failure.messages import Message, find_message, find_numbered
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
+from vllm_qualify.engine.failure.messages import Message, find_fate, find_message, find_numbered
+from vllm_qualify.engine.failure.raised import find_raised
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 from vllm_qualify.engine.failure.signs.sign import Sign
+from vllm_qualify.engine.failure.wrapped import uncolour
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -101,8 +103,7 @@ _LONGEST_LINE = 1000
 _MOST_CAUSES = 500
 _MOST_MATCHES = 50
 _MOST_FRAME_LINES = 400
-_MESSAGE_WITHIN = 4
-_LONGEST_QUOTE = 300
+_MESSAGE_WITHIN, _LONGEST_QUOTE = 4, 300
 
 
 def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
@@ -113,7 +114,7 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     what is broken in it is its owner's, not the host's.
     """
     # Without control characters. Each state of a progress bar is a line.
-    lines = [without_colours(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
+    lines = [uncolour(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
     # Nothing before the end of the server's start stopped it.
     alive = max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
     telling = [""] * alive + [telling_text(line) for line in lines[alive:]]
@@ -130,8 +131,24 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
         how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
         return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
     failure = failure or _classify_silent_death(lines, telling, alive)
-    last = None if failure else _find_sign(LAST_SIGNS, lines, telling)
-    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end, in_image))
+    failure = failure or _classify_by_last_words(lines, telling, end, in_image=in_image)
+    return failure or _classify_by_end(lines, telling, end, in_image=in_image)
+
+
+def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure | None:
+    """By words that a healthy start may have; or, if the server ended itself, by an exception's place or class."""
+    if last := _find_sign(LAST_SIGNS, lines, telling):
+        return _fail_by_sign(lines, telling, *last)
+    if not end.exit_code or end.signal is not None:
+        return None
+    named = (index for index, line in enumerate(telling) if _is_cause(line))
+    causes = {index for index in islice(named, _MOST_CAUSES) if find_fate(telling[index]) not in NOT_OF_A_START}
+    raised = find_raised(lines, telling, sorted(causes))
+    if raised is None or raised[1].family.fate == "engine-bug":
+        only = [line if index in causes else "" for index, line in enumerate(telling)]
+        if last := _find_sign(SIGNS_OF_CLASSES, lines, only):
+            return _fail_by_sign(lines, only, *last)
+    return _fail_by_message(lines, telling, *raised, in_image=in_image) if raised else None
 
 
 def _find_message(lines: list[str], index: int) -> int | None:
@@ -143,12 +160,7 @@ def _find_message(lines: list[str], index: int) -> int | None:
 def _find_requests_errors(telling: list[str]) -> list[int]:
     """The lines with an exception of one request, which a server survives."""
     named = islice((index for index, line in enumerate(telling) if EXCEPTION.match(line)), _MOST_CAUSES)
-    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or _is_of_a_request(telling[index])]
-
-
-def _is_of_a_request(said: str) -> bool:
-    message = find_message(said)
-    return message is not None and message.family.fate == "request"
+    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or find_fate(telling[index]) == "request"]
 
 
 def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool, in_image: bool) -> Failure | None:
@@ -265,7 +277,7 @@ def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> 
     return None
 
 
-def _classify_by_end(lines: list[str], telling: list[str], end: End, in_image: bool) -> Failure:
+def _classify_by_end(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure:
     if end.exit_code is None:
         return _classify_given_up(lines, telling, end)
     if end.signal is not None:

@@ -2,14 +2,19 @@
 
 import re
 
+from vllm_qualify.engine.failure.wrapped import unwrap
+
 LONGEST_READ = 2000
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(
     r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? "
-    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
+    r"|(?:DEFAULT|DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\d\d-\d\dT\S{1,40}Z "  # Google Cloud
+    r"|\([\w.]{1,60}\([^\n]{0,100}?\) pid=\d[^()\n]{0,80}\) {0,2}"  # Ray, for a task with a function in its name
+    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) {0,2}"
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
+    # Another program's.
+    r"|\[[A-Z][\w ]{1,30}\] (?=\(|(?:INFO|WARNING|ERROR) )"
     # Google's libraries', of errors only.
     r"|[EF]\d{4}(?:\d{4})? \d\d:\d\d:[\d.]{2,20} +\d{1,10} [\w.]{1,80}:\d{1,6}\] +"
     # Kubernetes' and the journal's.
@@ -21,13 +26,6 @@ _LEVEL = re.compile(
     r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
     r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
 )
-# A parent quotes what a worker said.
-_WRAPPER = re.compile(
-    r"(?P<outer>(?:[\w.]{1,100}(?:Error|Exception): )?)(?:Worker failed with error '|Call to \S{1,60} (?:method )?failed: "
-    r"|Exception in worker \S{1,60} while processing method \S{1,60}: |Error in calling method \S{1,60}: )"
-    r"(?P<inner>[^\n]{1,1900}?)(?:', please check the stack trace|, Traceback \(most recent|$)"
-)
-_NAMED = re.compile(r"[\w.]{1,100}(?:Error|Exception)\b")
 _SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b|^Error retrieving (?:safetensors|file list)", re.I)
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 _QUIET = re.compile(
@@ -45,23 +43,11 @@ EXCEPTION = re.compile(
 )
 
 
-def without_colours(line: str) -> str:
-    return _CONTROL.sub("", line)
-
-
 def telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = without_prefixes(line)
     is_survived = _SURVIVED.search(said) and not EXCEPTION.match(said)
-    return "" if is_quiet or _QUIET.match(said) or is_survived else _unwrap(said)
-
-
-def _unwrap(said: str) -> str:
-    """What a worker said, where its parent quotes it; else the line."""
-    wrapped = _WRAPPER.match(said)
-    if wrapped is None:
-        return said
-    return wrapped["inner"] if _NAMED.match(wrapped["inner"]) else wrapped["outer"] + wrapped["inner"]
+    return "" if is_quiet or _QUIET.match(said) or is_survived else unwrap(said)
 
 
 def without_prefixes(line: str) -> tuple[str, bool]:

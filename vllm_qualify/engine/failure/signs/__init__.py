@@ -5,6 +5,7 @@ several signs are in the same line, the first one here wins.
 """
 
 from vllm_qualify.engine.failure.signs import (
+    classes,
     ends,
     gpus,
     host,
@@ -30,5 +31,14 @@ SIGNS: list[Sign] = [
     *host.SIGNS,
     *ends.SIGNS,
 ]
-GENERAL_SIGNS = [*surroundings.GENERAL_SIGNS, *ends.GENERAL_SIGNS, *system.GENERAL_SIGNS, *wide.GENERAL_SIGNS]
+GENERAL_SIGNS = [
+    *classes.FIRST_SIGNS,
+    *surroundings.GENERAL_SIGNS,
+    *ends.GENERAL_SIGNS,
+    *system.GENERAL_SIGNS,
+    *wide.GENERAL_SIGNS,
+    *classes.GENERAL_SIGNS,
+]
 LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *remains.LAST_SIGNS, *wide.LAST_SIGNS]
+# Where nothing else tells, and no frame of a traceback does.
+SIGNS_OF_CLASSES = classes.LAST_SIGNS
