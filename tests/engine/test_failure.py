@@ -14,7 +14,7 @@ from tests.builders.signs import LINES
 from tests.builders.signs import SAID as LINES_SAID
 from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 
 # Some hundred times what it takes.
 HOSTILE_LIMIT_S = 20.0
@@ -122,7 +122,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
     ("ValueError: No valid attention backend found for cuda with made. Reasons: {made}.", "unsupported-backend", ["made"]),
     (
         "ValueError: invalid literal for int() with base 10: 'GPU-00000000-0000-0000-0000-000000000000'",
-        "no-gpu",
+        "engine-bug",
         ["GPU-00000000"],
     ),
     (
@@ -189,7 +189,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
 ]
 TOLD_BY_OTHERS = [
     {"folder": folder, "in_image": False} | case
-    for folder in ("told", "told_again")
+    for folder in ("told", "told_again", "told_later")
     for case in json.loads((CAPTURED.with_name(folder) / "cases.json").read_text())
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
@@ -272,7 +272,7 @@ OUT_OF_MEMORY, WATCHDOG, STARTED = "cuda-out-of-memory-weights.log", "nccl-failu
 WAITING, LIMIT = "hub-rate-limit-waiting.log", End(exit_code=1, oom_killed=True)
 NEXT_LINE = "(APIServer pid=1) INFO 11-20 13:36:46 [model.py:2152] Using max model len 2048\n"
 SAID = "11-20 12:00:00 [core.py:900] torch.OutOfMemoryError: CUDA out of memory\n"
-SOURCE_LINES = '  File "worker.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nKeyError: \'weight\'\n'
+SOURCE_LINES = '  File "worker.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nLookupError: \'weight\'\n'
 LOGGED = "(APIServer pid=1) ERROR 11-20 12:00:00 [made.py:9] "
 REQUESTS = (
     f"{LOGGED}ValueError: Unsupported chat content part type: made\n"
@@ -342,8 +342,8 @@ def test_a_log_without_a_cause_leaves_it_to_the_end(log: str | None, end: End, k
     assert bool(failure.lines) == bool(log)
 
 
-KEY = "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] KeyError: 'model'"
-BY_KEY = "exit code 1: KeyError: 'model'"
+KEY = "(EngineCore pid=7) ERROR 11-20 12:00:00 [core.py:900] LookupError: 'model'"
+BY_KEY = "exit code 1: LookupError: 'model'"
 UNDESTROYED = "[rank0]:[W1224 08:50:36 ProcessGroupNCCL.cpp:1524] Warning: destroy_process_group() was not called"
 STILL_READ = "".join(BY_LOG["broken-installation-spawned-main"].text.partition("Fatal Python error")[1:])
 DISK = "OSError: the disk is gone"
@@ -399,7 +399,7 @@ def test_a_line_without_end_is_cut() -> None:
 
 
 def test_every_sign_is_shown_by_a_captured_log_or_else_by_a_made_line() -> None:
-    signs = [*SIGNS, *GENERAL_SIGNS, *LAST_SIGNS]
+    signs = [*SIGNS, *GENERAL_SIGNS, *LAST_SIGNS, *SIGNS_OF_CLASSES]
     patterns = {sign.pattern.pattern for sign in signs}
     by_log = {
         sign.pattern.pattern

@@ -4,7 +4,7 @@ A log has one cause and many consequences: whatever happened, vLLM's last words 
 earliest known sign in the log wins, or the earliest exception with a message of vLLM's, or with one of its packages' that tells
 who must act. Only lines that say what happened count: no notes, no warnings, no source lines of a traceback, and nothing that
 the server survived. If the log has neither, the signs that many causes share are looked for, and where a package's own code
-failed, which often wraps a cause; then the way the server ended decides.
+failed, which often wraps a cause; then an exception's place and class; then the way the server ended.
 """
 
 import re
@@ -16,10 +16,13 @@ from typing import cast
 from pydantic import Field
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
+from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, telling_text, without_prefixes
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
-from vllm_qualify.engine.failure.messages import Message, find_message, find_numbered
-from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS
+from vllm_qualify.engine.failure.messages import Message, find_fate, find_message, find_numbered
+from vllm_qualify.engine.failure.raised import find_raised
+from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 from vllm_qualify.engine.failure.signs.sign import Sign
+from vllm_qualify.engine.failure.wrapped import uncolour
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -60,6 +63,9 @@ class Failure(Frozen):
 # A process of the server ended without a reason in the log: only its parent reports it.
 _SILENT_DEATHS = [
     re.compile(r"(?:Engine core|Worker) proc (?P<name>\S+) died unexpectedly(?: \(exit code: (?P<code>-?\d+)\))?"),
+    re.compile(r"Worker (?P<name>\S{1,60}(?: pid \d+)?) died, exit code: (?P<code>-\d+)"),
+    # Ray says it in a warning.
+    re.compile(r"A (?P<name>worker) died or was killed while executing a task by an unexpected system error(?P<code>)"),
     re.compile(r"MPClient: (?P<name>engine core) exited unexpectedly(?P<code>)"),
     re.compile(r"Failed core proc\(s\): \{'(?P<name>[^']+)': (?P<code>-\d+)"),
 ]
@@ -67,44 +73,19 @@ _STOP_REQUESTED = re.compile(r"\[shutdown\] API server: shutdown triggered")
 _RAY_WAIT = re.compile(r"Waiting for creating a placement group of specs for (?P<seconds>\d+) seconds")
 _HUB_WAIT = re.compile(r"^Rate limited\. Waiting (?P<seconds>[\d.]+)s before retry")
 
+# The exit codes of shells, of Docker and of its like.
+_REFUSED_PROGRAMS: dict[int, tuple[FailureClass, str]] = {
+    126: ("no-permission", "its program may not be run"),
+    127: ("broken-installation", "its program is not there"),
+}
 _CRASHES = {Signals.SIGSEGV, Signals.SIGABRT, Signals.SIGBUS, Signals.SIGILL, Signals.SIGFPE}
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PREFIX = re.compile(
-    r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]"
-    r"|\s{0,2}\((?=[^()]{0,80}\bpid=\d)[^()]{1,160}\) ?"
-    r"|\[(?:Stage-|rank|default)\d+\]:? ?"
-    # Kubernetes' and the journal's.
-    r"|\[pod/[^\]\s]{1,300}\] |[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,100} [^\s\[]{1,100}\[\d{1,9}\]: "
-)
-_LEVEL = re.compile(
-    r"(?:\d{1,9} kserve )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    # vLLM's; uvicorn's; Python's own with a logger's name; Ray's; KServe's.
-    r"(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]|[^\s\]]+\]) ?|:\s+|:[\w.]{1,100}:|\s{1,3}[\w.]{1,60}:\d{1,5} -- "
-    r"| \[[^\]]{1,200}\] (?:Failed to start model server: )?)"
-)
-_SURVIVED = re.compile(r"\bretrying\b|\bwill retry\b|\bfalling back\b|^Error retrieving (?:safetensors|file list)", re.I)
 _OF_A_REQUEST = re.compile(r"ValidationError: \d+ validation errors? for \w{0,60}Request\b")
 _REFUSAL = re.compile(r"^ *(?:Value error|Assertion failed), ")
-_QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
-_QUIET = re.compile(
-    r'\[[WI][\d ]|  +File "| {4}|Traceback \(most recent|The above exception was|During handling of'
-    # Notes of Ray's native code, and of NCCL with NCCL_DEBUG=INFO.
-    r"|[IW] \d+ \d+\] |\S{1,100} (?:\[\d+\] )?NCCL (?:INFO|TRACE) "
-)
-
-_EXCEPTION = re.compile(
-    r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
-    # What C++ says when nobody catches its exception.
-    r"|  what\(\):  "
-    # An exception with another name, such as subprocess.TimeoutExpired.
-    r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{1,80}(?::|\(|$)"
-)
 _NUMBERED = re.compile(
-    r"(?:(?:CUDA|HIP)(?: driver| runtime)? [Ee]rror(?: \d+)?|C(?:uda|UDA) failure(?: \d+)?"
+    r"(?:(?:CUDA|HIP|cuda)(?: driver| runtime)? [Ee]rror(?: \d+| \(\d+\))? ?|C(?:uda|UDA) failure(?: \d+)?"
     r"|Triton Error \[\w{1,10}\]|Error \d{3})"
-    r"(?:: | )'?(?P<text>[^\n'(.,]{4,120})"
+    r"(?:: | )'?(?P<text>[^\n'(.,]{4,160}?)(?= at /|[\n'(.,]|$)"
     r"|\b(?:cuda|hip)Error(?P<name>[A-Z]\w{1,60})"
 )
 _CONSEQUENCE = re.compile(
@@ -118,12 +99,11 @@ _CONSEQUENCE = re.compile(
 _WITHOUT_MESSAGE = re.compile(r"[\w.]{0,200}(?:Error|Exception):$")
 _CLASS = re.compile(r"^(?:[\w.]{1,200}: )+")
 _AFTER_REFUSAL = re.compile(r"^(?:Value error|Assertion failed), | \[type=.*$")
-_LONGEST_READ, _LONGEST_LINE = 2000, 1000
+_LONGEST_LINE = 1000
 _MOST_CAUSES = 500
 _MOST_MATCHES = 50
 _MOST_FRAME_LINES = 400
-_MESSAGE_WITHIN = 4
-_LONGEST_QUOTE = 300
+_MESSAGE_WITHIN, _LONGEST_QUOTE = 4, 300
 
 
 def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
@@ -134,14 +114,14 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     what is broken in it is its owner's, not the host's.
     """
     # Without control characters. Each state of a progress bar is a line.
-    lines = [_CONTROL.sub("", line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
+    lines = [uncolour(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)]
     # Nothing before the end of the server's start stopped it.
     alive = max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
-    telling = [""] * alive + [_telling_text(line) for line in lines[alive:]]
+    telling = [""] * alive + [telling_text(line) for line in lines[alive:]]
     # The first line of each message that is not on its exception's own line tells, too.
     for index, line in enumerate(list(telling)):
         if _WITHOUT_MESSAGE.match(line) and (place := _find_message(lines, index)) is not None:
-            telling[place] = _without_prefixes(lines[place])[0].strip()
+            telling[place] = without_prefixes(lines[place])[0].strip()
     for index in _find_requests_errors(telling) if alive else []:
         telling[index] = ""
     failure = _classify_by_words(lines, telling, is_after_start=alive > 0, in_image=in_image)
@@ -151,41 +131,36 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
         how = f"; the server ended by {_signal_name(end.signal)}" if end.signal else ""
         return _make_failure("out-of-memory", f"the memory limit killed a process of the server{how}", _last_lines(lines))
     failure = failure or _classify_silent_death(lines, telling, alive)
-    last = None if failure else _find_sign(LAST_SIGNS, lines, telling)
-    return failure or (_fail_by_sign(lines, telling, *last) if last else _classify_by_end(lines, telling, end))
+    failure = failure or _classify_by_last_words(lines, telling, end, in_image=in_image)
+    return failure or _classify_by_end(lines, telling, end, in_image=in_image)
 
 
-def _telling_text(line: str) -> str:
-    """What the line says happened; empty for a note, a warning or a traceback's source line."""
-    said, is_quiet = _without_prefixes(line)
-    is_survived = _SURVIVED.search(said) and not _EXCEPTION.match(said)
-    return "" if is_quiet or _QUIET.match(said) or is_survived else said
-
-
-def _without_prefixes(line: str) -> tuple[str, bool]:
-    """The line without its prefixes, and whether its level is that of a note or a warning."""
-    line = line[:_LONGEST_READ]
-    while prefix := _PREFIX.match(line):
-        line = line[prefix.end() :]
-    level = _LEVEL.match(line)
-    return (line[level.end() :], level["level"] in _QUIET_LEVELS) if level else (line, False)
+def _classify_by_last_words(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure | None:
+    """By words that a healthy start may have; or, if the server ended itself, by an exception's place or class."""
+    if last := _find_sign(LAST_SIGNS, lines, telling):
+        return _fail_by_sign(lines, telling, *last)
+    if not end.exit_code or end.signal is not None:
+        return None
+    named = (index for index, line in enumerate(telling) if _is_cause(line))
+    causes = {index for index in islice(named, _MOST_CAUSES) if find_fate(telling[index]) not in NOT_OF_A_START}
+    raised = find_raised(lines, telling, sorted(causes))
+    if raised is None or raised[1].family.fate == "engine-bug":
+        only = [line if index in causes else "" for index, line in enumerate(telling)]
+        if last := _find_sign(SIGNS_OF_CLASSES, lines, only):
+            return _fail_by_sign(lines, only, *last)
+    return _fail_by_message(lines, telling, *raised, in_image=in_image) if raised else None
 
 
 def _find_message(lines: list[str], index: int) -> int | None:
     """Where the message of the exception at `index` begins: it may be indented like a traceback's source lines."""
     following = range(index + 1, min(index + 1 + _MESSAGE_WITHIN, len(lines)))
-    return next((place for place in following if _without_prefixes(lines[place])[0].strip()), None)
+    return next((place for place in following if without_prefixes(lines[place])[0].strip()), None)
 
 
 def _find_requests_errors(telling: list[str]) -> list[int]:
     """The lines with an exception of one request, which a server survives."""
-    named = islice((index for index, line in enumerate(telling) if _EXCEPTION.match(line)), _MOST_CAUSES)
-    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or _is_of_a_request(telling[index])]
-
-
-def _is_of_a_request(said: str) -> bool:
-    message = find_message(said)
-    return message is not None and message.family.fate == "request"
+    named = islice((index for index, line in enumerate(telling) if EXCEPTION.match(line)), _MOST_CAUSES)
+    return [index for index in named if _OF_A_REQUEST.search(telling[index]) or find_fate(telling[index]) == "request"]
 
 
 def _classify_by_words(lines: list[str], telling: list[str], *, is_after_start: bool, in_image: bool) -> Failure | None:
@@ -258,7 +233,7 @@ def _find_messages(telling: list[str], refusals: Collection[str]) -> tuple[tuple
 
     Each is the place of its line, and the message.
     """
-    causes = (index for index, line in enumerate(telling) if _EXCEPTION.match(line) or _REFUSAL.match(line))
+    causes = (index for index, line in enumerate(telling) if EXCEPTION.match(line) or _REFUSAL.match(line))
     wrapping = None
     for index in islice(causes, _MOST_CAUSES):
         message = find_message(telling[index])
@@ -286,7 +261,7 @@ def _passes_through(frame: re.Pattern[str] | None, lines: list[str], last: int) 
     if frame is None:
         return True
     frames = takewhile(lambda line: "Traceback (most recent call last)" not in line, reversed(lines[:last]))
-    return any(frame.search(line[:_LONGEST_READ]) for line in islice(frames, _MOST_FRAME_LINES))
+    return any(frame.search(line[:LONGEST_READ]) for line in islice(frames, _MOST_FRAME_LINES))
 
 
 def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> Failure | None:
@@ -302,7 +277,7 @@ def _classify_silent_death(lines: list[str], telling: list[str], alive: int) -> 
     return None
 
 
-def _classify_by_end(lines: list[str], telling: list[str], end: End) -> Failure:
+def _classify_by_end(lines: list[str], telling: list[str], end: End, *, in_image: bool) -> Failure:
     if end.exit_code is None:
         return _classify_given_up(lines, telling, end)
     if end.signal is not None:
@@ -314,6 +289,10 @@ def _classify_by_end(lines: list[str], telling: list[str], end: End) -> Failure:
         problem = f"the server was stopped from outside, and ended with exit code {end.exit_code}"
         return _make_failure("killed", problem, stopped)
     exceptions = _find_exceptions(lines, telling)
+    if end.exit_code in _REFUSED_PROGRAMS and not exceptions:
+        kind, why = _REFUSED_PROGRAMS[end.exit_code]
+        problem = f"the server ended with exit code {end.exit_code}: {why}"
+        return _make_failure(kind, problem, _last_lines(lines), _find_meaning(kind, in_image=in_image))
     said = f": {_shorten(next(iter(exceptions)))}" if exceptions else "" if _last_lines(lines) else " and left no log"
     problem = f"the server ended with exit code {end.exit_code}{said}"
     return _make_failure("unknown", problem, [*chain(*exceptions.values())] or _last_lines(lines))
@@ -337,9 +316,10 @@ def _classify_given_up(lines: list[str], telling: list[str], end: End) -> Failur
 
 def _find_exceptions(lines: list[str], telling: list[str]) -> dict[str, list[str]]:
     """What each exception says, and its lines in the log, the last exception first; a consequence only if there is no cause."""
-    named = [index for index, line in enumerate(telling) if _EXCEPTION.match(line)]
+    named = [index for index, line in enumerate(telling) if EXCEPTION.match(line)]
     raised = {}
-    for index in [index for index in named if _is_cause(telling[index])] or named:
+    causes = [index for index in named if _is_cause(telling[index]) and not _CONSEQUENCE.search(lines[index])]
+    for index in causes or named:
         message = _find_message(lines, index) if _WITHOUT_MESSAGE.match(telling[index]) else None
         places = [index] if message is None else [index, message]
         raised[" ".join(telling[place] for place in places)] = [lines[place] for place in places]
@@ -347,7 +327,7 @@ def _find_exceptions(lines: list[str], telling: list[str]) -> dict[str, list[str
 
 
 def _is_cause(line: str) -> bool:
-    return bool(_EXCEPTION.match(line)) and not _CONSEQUENCE.search(line)
+    return bool(EXCEPTION.match(line)) and not _CONSEQUENCE.search(line)
 
 
 def _last_lines(lines: list[str]) -> list[str]:

@@ -98,6 +98,12 @@ def find_family(said: str) -> Family | None:
     return message.family if message else None
 
 
+def find_fate(said: str) -> str:
+    """What the line's message means; empty for a line that nobody knows."""
+    family = find_family(said)
+    return family.fate if family else ""
+
+
 def _make_message(speaker: str, family: Family | None) -> Message | None:
     return Message(speaker, family) if family else None
 

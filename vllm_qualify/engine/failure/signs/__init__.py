@@ -4,12 +4,26 @@ The log may be hostile: each pattern is bounded, or begins only once in a line. 
 several signs are in the same line, the first one here wins.
 """
 
-from vllm_qualify.engine.failure.signs import ends, gpus, host, memory, models, options, support, system, wide
+from vllm_qualify.engine.failure.signs import (
+    classes,
+    ends,
+    gpus,
+    host,
+    memory,
+    models,
+    options,
+    remains,
+    support,
+    surroundings,
+    system,
+    wide,
+)
 from vllm_qualify.engine.failure.signs.sign import Sign
 
 SIGNS: list[Sign] = [
     *options.SIGNS,
     *models.SIGNS,
+    *surroundings.SIGNS,
     *support.SIGNS,
     *memory.SIGNS,
     *gpus.SIGNS,
@@ -17,5 +31,14 @@ SIGNS: list[Sign] = [
     *host.SIGNS,
     *ends.SIGNS,
 ]
-GENERAL_SIGNS = [*ends.GENERAL_SIGNS, *system.GENERAL_SIGNS, *wide.GENERAL_SIGNS]
-LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *wide.LAST_SIGNS]
+GENERAL_SIGNS = [
+    *classes.FIRST_SIGNS,
+    *surroundings.GENERAL_SIGNS,
+    *ends.GENERAL_SIGNS,
+    *system.GENERAL_SIGNS,
+    *wide.GENERAL_SIGNS,
+    *classes.GENERAL_SIGNS,
+]
+LAST_SIGNS = [*ends.LAST_SIGNS, *system.LAST_SIGNS, *remains.LAST_SIGNS, *wide.LAST_SIGNS]
+# Where nothing else tells, and no frame of a traceback does.
+SIGNS_OF_CLASSES = classes.LAST_SIGNS

@@ -13,7 +13,7 @@ GENERAL_SIGNS = [
     # A start may survive these three: a cache that it cannot write, statistics that it cannot send.
     make_sign(
         "hub-unreachable",
-        r"(?:HTTPS?ConnectionPool\(host='(?P<host>[^'\n]{1,200})', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
+        r"(?:HTTPS?ConnectionPool\(host=\\?'(?P<host>[^'\\\n]{1,200})\\?', port=\d{1,5}\): (?P<why>[^\n]{1,200}))",
         "the hub's host {host} did not answer: {why}",
     ),
     make_sign(
@@ -84,7 +84,7 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "engine-bug",
-        r"torch\._(?:inductor|dynamo)\.exc\.(?P<what>\w{1,60}(?:: [^\n]{1,300})?)",
+        r"torch\._(?:inductor|dynamo)\.exc\.(?P<what>\w{1,60}\b(?!: [^\n]{1,100} raised:$)(?:: [^\n]{1,300})?)",
         "the model could not be compiled: {what}",
         "report it to vLLM with the log; enforce-eager starts without compiling, and is slower",
     ),
@@ -100,7 +100,7 @@ GENERAL_SIGNS = [
     make_sign("rendezvous", r"Failed to connect to GCS at address [^\n]{1,100}", "the ranks did not meet: {whole}"),
     make_sign(
         "driver-too-old",
-        r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}",
+        r"NVMLError_LibRmVersionMismatch: [^\n]{0,100}|RM has detected an NVML/RM version mismatch",
         "the driver's library is of another version than the driver that this host has loaded: {whole}",
         "restart this host, or load the driver anew: it was updated while it ran",
     ),
@@ -147,7 +147,7 @@ LAST_SIGNS = [
     # NCCL warns of what it does without, and of what may become slow.
     make_sign(
         "nccl-failure",
-        r"NCCL WARN (?P<what>(?!NET/|MSCCL|Failed to open lib|NUMA auto|Missing \""
+        r"NCCL WARN (?P<what>(?!NET/(?!IB\b[^\n]{0,60}(?:error|failed|timed out))|MSCCL|Failed to open lib|NUMA auto|Missing \""
         r"|(?i:[^\n]{0,200}(?:ignor|retry|falling|disabl|skip|can lead to)))[^\n]{1,200})",
         "NCCL: {what}",
     )

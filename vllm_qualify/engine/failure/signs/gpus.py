@@ -88,7 +88,7 @@ SIGNS = [
         r"|connection attempt)[^\n]{0,40}timed out[^\n]{0,200}"
         r"|Timed out after \d+ seconds waiting for clients[^\n]{0,100}|Gloo connectFullMesh failed[^\n]{0,200}"
         r"|gloo/transport[^\n]{0,80}Unable to find [^\n]{1,100}"
-        r"|store->get\('[^'\n]{1,40}'\) got error: [^\n]{1,100}|waiting for engines to send initial message"
+        r"|store->get\('[^'\n]{1,40}'\) got error: [^\n]{1,100}"
         r"|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
@@ -136,15 +136,9 @@ SIGNS = [
     ),
     make_sign(
         "no-gpu",
-        r"invalid literal for int\(\) with base 10: '(?P<name>(?:GPU|MIG)-[\w-]{1,60})'",
-        "this vLLM does not read a GPU's UUID: {name}",
-        "name the GPUs by their numbers in CUDA_VISIBLE_DEVICES",
-    ),
-    make_sign(
-        "no-gpu",
         r"CUDA unknown error - this may be due to an incorrectly set up environment|Device string must not be empty"
         r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|nrt_init failed[^\n]{0,60}"
-        r"|TPU initialization failed[^\n]{0,200}|The TPU is already in use by process[^\n]{0,60}"
+        r"|TPU initialization failed[^\n]{0,200}"
         r"|No XPU devices are available|[Nn]euron device not found",
         "the server found no GPU or device that it can use: {whole}",
     ),

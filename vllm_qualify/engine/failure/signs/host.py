@@ -33,9 +33,9 @@ SIGNS = [
     ),
     make_sign(
         "compile-cache",
-        r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<file>[^'\n]{0,200}"
-        r"(?:\.triton|torchinductor|torch_compile_cache|torch_extensions)[^'\n]{1,200})'",
+        rf"\[Errno (?:2|17|20|39|66|116)\] [^:'\n]{{1,60}}: '(?P<file>[^'\n]{{0,200}}{_CACHES}[^'\n]{{1,200}})'",
         "what an earlier start compiled and kept is gone, or another start removed it: {file}",
+        needs=("[Errno ",),
     ),
     # An empty name means that there is no program.
     make_sign(
@@ -60,7 +60,7 @@ SIGNS = [
     make_sign(
         "compile-cache",
         rf"(?P<file>/\S{{0,300}}{_CACHES}\S{{0,200}}): (?P<why>file too short|invalid ELF header|undefined symbol: \S{{1,200}}"
-        r"|cannot open shared object file[^\n]{0,60})",
+        r"|cannot \w{1,20} (?:shared object|file)[^\n]{0,80})",
         "what an earlier start compiled and kept is broken, or of another version: {file}: {why}",
         needs=(".so: ",),
     ),
@@ -110,7 +110,7 @@ SIGNS = [
     ),
     make_sign(
         "process-limit",
-        r"pthread_create failed[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
+        r"pthread_create(?: failed|: )[^\n]{0,100}|can't start new thread|BlockingIOError: \[Errno 11\] [^\n]{0,100}"
         r"|what\(\):  Resource temporarily unavailable",
         "the server may not start more threads or processes: {whole}",
     ),

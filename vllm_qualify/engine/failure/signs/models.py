@@ -22,6 +22,12 @@ SIGNS = [
         needs=(" is not a local folder",),
     ),
     make_sign(
+        "unknown-model",
+        r"No adapter found for (?P<path>[^\n]{1,300})",
+        "there is no adapter at {path}",
+        "check the adapter's path, as the server sees it, and how the option names it",
+    ),
+    make_sign(
         "unknown-revision",
         rf"Revision Not Found for url: {_REPOSITORY}/(?:resolve|revision|tree)/(?P<revision>[^/\s]+)",
         "the model {repo} has no revision {revision}",
@@ -79,7 +85,31 @@ SIGNS = [
         r"Model architectures? \[?'?(?P<name>\w{1,100}+)'?.{0,300}?(?:is|are) not supported",
         "this vLLM version does not support the architecture {name}",
     ),
-    make_sign("incomplete-model", r"Cannot find any model weights with `(?P<model>[^`]+)`", "{model} holds no weights"),
+    make_sign(
+        "unsupported-architecture",
+        r"^(?:[\w.]{1,100}\.)?\w{1,40}(?:Error|Exception): "
+        r"(?P<why>[^\n]{0,100}\b[Aa]rchitecture [^\n]{1,80}not (?:yet )?supported[^\n]{0,100})",
+        "this engine does not know the model: {why}",
+        needs=("rchitecture ",),
+    ),
+    make_sign(
+        "incomplete-model", r"Cannot find any model weights with [`'](?P<model>[^`'\n]{1,300})", "{model} holds no weights"
+    ),
+    make_sign(
+        "incomplete-model",
+        r"StrictDataclass\w{0,40}Error: (?P<why>[^\n]{1,200})",
+        "the model's configuration has a value that this engine's transformers does not take: {why}",
+        "mend the field of the model's config.json, or take a vLLM version whose transformers takes it",
+    ),
+    make_sign(
+        "unsupported-quantization",
+        r"^\w{1,40}Error: (?P<what>[^\n]{0,60}\b[Uu]nsupported [^\n]{0,60}\b(?:scheme|quantization|num_bits|bits"
+        r"|group.?size)\b[^\n]{0,200}|[^\n]{0,60}\bquantization (?:\w{1,20} )?is not (?:yet )?supported "
+        r"(?:on|for|by)\b[^\n]{0,100})",
+        "the quantization does not run on this GPU, or this vLLM does not know it: {what}",
+        "take another variant of the model, or a vLLM version that knows this quantization",
+        needs=("nsupported ", "quantization "),
+    ),
     make_sign("incomplete-model", r"SafetensorError: (?P<why>.+)", "a file of weights is broken: {why}"),
     make_sign(
         "incomplete-model",
@@ -191,7 +221,7 @@ SIGNS = [
         "weights-do-not-fit",
         r"^(?:AssertionError(?::[^\n]{0,300})?$|RuntimeError: The (?:expanded )?size of (?:the )?tensor[^\n]{0,300})",
         "the shape of a weight is not that of the model's parameter: {whole}",
-        through=", in load_weights",
+        through=", in (?:load_weights|\\w{0,40}weight_loader\\w{0,40})$",
     ),
     make_sign(
         "incomplete-model",

@@ -24,6 +24,27 @@ SIGNS = [
         "vLLM refuses the value of {config}.{key}: {why}",
     ),
     make_sign("invalid-value", r"error: argument (?P<flag>\S+): (?P<why>.+)", "vLLM refuses the value of {flag}: {why}"),
+    make_sign(
+        "invalid-value",
+        r"^(?:json\.decoder\.)?JSONDecodeError: (?P<why>[^\n]{1,200})",
+        "the value of an option is no JSON: {why}",
+        "mend the option's JSON, and its quotes on the command line",
+        through=r"/vllm/(?:entrypoints/(?:openai/|serve/)?(?:cli_args|utils/cli)|utils/argparse)",
+    ),
+    make_sign(
+        "unknown-flag",
+        r"^TypeError: __init__\(\) got an unexpected keyword argument '(?P<name>[^'\n]{1,100})'",
+        "this vLLM version does not know the option {name}",
+        through=r"EngineArgs\(",
+    ),
+    # A launcher hands its own options on.
+    make_sign(
+        "unknown-flag",
+        r"TypeError: (?:\w{0,20}EngineArgs|(?:Speculative|Compilation|KVTransfer|Pooler|LoRA|StructuredOutputs|Parallel"
+        r"|Scheduler|Cache|Load|Attention|Kernel|Profiler)Config)\.__init__\(\) got an unexpected keyword argument "
+        r"'(?P<name>[^'\n]{1,100})'",
+        "this vLLM version does not know the option {name}",
+    ),
     # A cluster sets NAME_PORT for each of its services. One that is named vllm sets vLLM's own option.
     make_sign(
         "invalid-value",
@@ -125,7 +146,23 @@ SIGNS = [
     ),
     make_sign(
         "refused-configuration",
-        r"(?:contains custom code which must be executed|requires you to execute the \w{1,40} file in that repo)",
+        r"(?P<what>only pre-sharded checkpoints are (?:currently )?supported)",
+        "the model is not sharded as load-format asks for: {what}",
+        "take load-format out, or bring a checkpoint that was sharded for as many ranks",
+    ),
+    # Only who asks for this format gets these; another format of the same model has other files.
+    make_sign(
+        "refused-configuration",
+        r"(?P<what>Failed to load mistral 'params\.json' config"
+        r"|Found 0 files matching the pattern[^\n]{1,200}Mistral tokenizer)",
+        "the model is not in Mistral's own format, which the options ask for: {what}",
+        "take tokenizer-mode, config-format and load-format with the value mistral out, or bring the files of that format",
+        needs=("mistral 'params.json'", "Mistral tokenizer"),
+    ),
+    make_sign(
+        "refused-configuration",
+        r"(?:contains custom code which must be executed|requires you to execute the \w{1,40} file in that repo"
+        r"|consider setting `trust_remote_code=True`)",
         "the model brings code of its own, and the recipe does not let it run",
         "read the code, set trust-remote-code in the recipe, and give --allow-code",
     ),

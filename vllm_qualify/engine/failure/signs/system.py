@@ -41,10 +41,13 @@ SIGNS = [
 GENERAL_SIGNS = [
     make_sign(
         "unknown",
-        r"OSError: \[Errno (?:5|103|107|112|116|121)\] (?P<why>[^\n]{1,200})",
+        r"(?:OSError: \[Errno (?:5|103|107|112|116|121)\] |\w{1,40}Error: (?=[^\n]{1,100}\(os error (?:5|19|22|103|107|112|116"
+        r"|121)\)))"
+        r"(?P<why>[^\n]{1,200})",
         "a file system of this host does not answer: {why}",
         _FILE_SYSTEM,
         turn="host",
+        needs=("OSError: [Errno ", "os error "),
     ),
     make_sign(
         "no-permission",
