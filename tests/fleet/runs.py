@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import FlowRun, State
 
 from tests.fleet.server import PrefectServer
 
-LIMIT_S = 600.0
+LIMIT_S = 1200.0
 # With a client of its own a question takes a tenth of a second of a core.
 POLL_S = 1.0
 LOG_BYTES = 3000
