@@ -98,9 +98,10 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
     (
         "  Value error, Model architectures ['MadeForCausalLM'] failed to be inspected. Please check the logs for more "
         "details.",
-        "unknown",
+        "broken-installation",
         ["MadeForCausalLM", "could not import"],
     ),
+    ("LookupError: made for the test, and known to nobody", "unknown", ["known to nobody"]),
     # Words of vLLM 0.32: lora_model.py, weight_utils.py, models/utils.py, platforms, utils of CUDA graphs.
     (
         "ValueError: While loading /made/adapter, expected target modules in ['q_proj'] but received ['made_proj']. "
@@ -189,7 +190,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
 ]
 TOLD_BY_OTHERS = [
     {"folder": folder, "in_image": False} | case
-    for folder in ("told", "told_again", "told_later")
+    for folder in ("told", "told_again", "told_later", "told_anew")
     for case in json.loads((CAPTURED.with_name(folder) / "cases.json").read_text())
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.

@@ -7,7 +7,9 @@ from vllm_qualify.engine.failure.wrapped import unwrap
 LONGEST_READ = 2000
 
 _PREFIX = re.compile(
-    r"\s{0,2}[\w.-]*\s+\| ?"  # Compose
+    r"\s{0,2}\[?[\w.-]*\]?\s+\| ?"  # Compose, and its like
+    r"|[\w.-]{1,80}\[(?:info|warning|error)\]\s{0,2}"  # RunPod
+    r"|[a-z0-9][\w.-]{1,200} [a-z][\w-]{0,60} (?=\([\w.]{1,60} pid=)"  # Kubernetes: pod and container
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*[ \t]|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]? "
     r"|(?:DEFAULT|DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\d\d-\d\dT\S{1,40}Z "  # Google Cloud
     r"|\([\w.]{1,60}\([^\n]{0,100}?\) pid=\d[^()\n]{0,80}\) {0,2}"  # Ray, for a task with a function in its name
@@ -15,6 +17,8 @@ _PREFIX = re.compile(
     r"|\[(?:Stage-|rank|default)\d+\]:? ?"
     # Another program's.
     r"|\[[A-Z][\w ]{1,30}\] (?=\(|(?:INFO|WARNING|ERROR) )"
+    # Rich's, of a program that shows what its server says.
+    r"|(?:\[\d\d/\d\d/\d\d \d\d:\d\d:\d\d\]| {19}) (?:INFO|ERROR) {1,8}(?=\S)"
     # Google's libraries', of errors only.
     r"|[EF]\d{4}(?:\d{4})? \d\d:\d\d:[\d.]{2,20} +\d{1,10} [\w.]{1,80}:\d{1,6}\] +"
     # Kubernetes' and the journal's.
@@ -41,6 +45,12 @@ EXCEPTION = re.compile(
     # An exception with another name, such as subprocess.TimeoutExpired.
     r"|(?:[a-z_]\w{0,60}\.){1,8}[A-Z]\w{1,80}(?::|\(|$)"
 )
+
+
+def outdent(lines: list[str]) -> list[str]:
+    """The lines without the four blanks or more that all of them begin with: a log may come as Markdown quotes it."""
+    common = min((len(line) - len(line.lstrip(" ")) for line in lines if line), default=0)
+    return [line[common:] for line in lines] if common >= 4 else lines
 
 
 def telling_text(line: str) -> str:

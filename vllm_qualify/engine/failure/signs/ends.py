@@ -4,8 +4,14 @@ from vllm_qualify.engine.failure.signs.sign import make_sign
 
 SIGNS = [
     make_sign(
+        "engine-bug",
+        r"operation not permitted when stream is capturing",
+        "vLLM did what a CUDA graph does not allow while it captured one",
+        "set enforce-eager, which captures none, or take another vLLM",
+    ),
+    make_sign(
         "crashed", r"^!+ Segfault encountered !+", "native code of the server crashed with a segmentation fault (SIGSEGV)"
-    )
+    ),
 ]
 
 # Words that a cause with a remedy of its own may come with: they count where no sign above is in the log.
@@ -117,6 +123,11 @@ GENERAL_SIGNS = [
     make_sign(
         "engine-bug", r"(?P<what>PassManager::run failed|LLVM ERROR: [^\n]{1,200})", "Triton could not compile a kernel: {what}"
     ),
+    make_sign(
+        "engine-bug",
+        r"Assertion error \(\S{0,200}(?:deepgemm|deep_gemm)\S{0,200}\): (?P<why>Unknown [^\n]{1,200})",
+        "DeepGEMM does not know what vLLM hands to it: {why}",
+    ),
     # DeepGEMM names the line of its own code, and what it does not take.
     make_sign(
         "unsupported-backend",
@@ -131,7 +142,7 @@ GENERAL_SIGNS = [
         "kernels for the GPU could not be built: {whole}",
     ),
     make_sign(
-        "unknown",
+        "broken-installation",
         r"(?P<what>Model architectures? [^\n]{1,200} failed to be inspected)",
         "the engine could not import the model's code: {what}; the reason stands in the lines before",
     ),

@@ -163,6 +163,11 @@ SIGNS = [
         "install flashinfer and flashinfer-cubin of one version, or take an image that has them of one",
     ),
     make_sign(
+        "engine-bug",
+        r"'_OpNamespace' '_C' object has no attribute '(?P<op>fused_qk_norm_rope|get_cuda_view_from_cpu_tensor|permute_cols)'",
+        "vLLM calls {op}, which only its builds for CUDA have",
+    ),
+    make_sign(
         "broken-installation",
         r"'_OpNamespace' '(?P<name>\w{1,60})' object has no attribute '(?P<op>\w{1,100})'",
         "vLLM's own compiled library {name} did not load, or lacks {op}",

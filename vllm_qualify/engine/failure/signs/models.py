@@ -7,6 +7,12 @@ _REPOSITORY = r"https?://[^/\s]+/(?:api/models/)?(?P<repo>[^/\s]+/[^/\s'.]+(?:\.
 _NO_CONNECTION = r"(?:ConnectError|ConnectTimeout|ReadTimeout|ConnectionError): "
 
 SIGNS = [
+    make_sign(
+        "broken-installation",
+        r"Invalid type of HuggingFace processor",
+        "this vLLM was not made for the installed transformers: another class reads the model's pictures",
+        "install the transformers that this vLLM was released with, or take a newer vLLM",
+    ),
     make_sign("unknown-model", rf"Repository Not Found for url: {_REPOSITORY}", "the hub has no model {repo}, or hides it"),
     make_sign(
         "unknown-model",

@@ -5,6 +5,12 @@ from vllm_qualify.engine.failure.signs.sign import make_sign
 SIGNS = [
     make_sign(
         "unsupported-quantization",
+        r"\bkv_data_type (?P<type>[\w.]{1,60}) is not supported",
+        "the attention backend does not take a KV cache of {type}",
+        "choose another kv-cache-dtype or attention backend for this GPU type",
+    ),
+    make_sign(
+        "unsupported-quantization",
         r"quantization method (?P<method>\S+) is not supported for the current GPU\. Minimum capability: (?P<least>\d+)\. "
         r"Current capability: (?P<has>\d+)",
         "the quantization {method} needs compute capability {least}, this GPU has {has}",
