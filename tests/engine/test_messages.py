@@ -184,7 +184,7 @@ OF_PACKAGES: list[tuple[str, FailureClass, Turn]] = [
     ("RuntimeError: Triton Error [CUDA]: forward compatibility was attempted on non supported HW", "driver-too-old", "host"),
     ("RuntimeError: CUDA error: peer access is not supported between these two devices", "nccl-failure", "host"),
     ("RuntimeError: HIP error: hipErrorECCNotCorrectable", "crashed", "release"),
-    ("RuntimeError: CUDA error: operation not permitted when stream is capturing", "crashed", "release"),
+    ("RuntimeError: CUDA error: operation not permitted when stream is capturing", "engine-bug", "release"),
 ]
 
 
