@@ -41,7 +41,7 @@ def check_parameters(servers: Iterable[ServerPlan], check: Callable[[], None] = 
     asked = {(server.model, server.revision): server for server in servers if _can_be_asked(server)}
     unknown = []
     for server in asked.values():
-        answer = _ask(server, check)
+        answer = _ask_probe(server, check)
         if answer.unsure is not None:
             unknown.append(f"whether the weights of {server.model} have every parameter of the model: {answer.unsure}")
             continue
@@ -61,18 +61,18 @@ def _can_be_asked(server: ServerPlan) -> bool:
     return server.kind == VLLM and is_usual and not is_changed and not server.trust_remote_code
 
 
-def _ask(server: ServerPlan, check: Callable[[], None]) -> Answer:
+def _ask_probe(server: ServerPlan, check: Callable[[], None]) -> Answer:
     question = json.dumps({"model": server.served_from, "revision": server.revision})
     try:
         text = launcher_of(server.engine).ask(server.engine, Script(PROBE, question, [server], ASKING, CHECK, LIMIT_S), check)
         return Answer.model_validate_json(text)
     except HostError as error:
-        return _unsure(error.problem)
+        return _answer_unsure(error.problem)
     except ValidationError:
-        return _unsure("the engine did not answer")
+        return _answer_unsure("the engine did not answer")
 
 
-def _unsure(why: str) -> Answer:
+def _answer_unsure(why: str) -> Answer:
     return Answer(lacking=[], misshapen=[], unsure=why)
 
 

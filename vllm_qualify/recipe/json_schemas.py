@@ -75,20 +75,20 @@ def find_fault(schema: Schema, document: JsonValue) -> str | None:
 
 def _validator_of(schema: Schema) -> Any:
     """The class that validates a schema, by its `$schema` or as the newest draft."""
-    return _extend(validators.validator_for(schema, default=validators.Draft202012Validator))
+    return _make_multiples_exact(validators.validator_for(schema, default=validators.Draft202012Validator))
 
 
 @cache
-def _extend(known: Any) -> Any:
+def _make_multiples_exact(known: Any) -> Any:
     extended = validators.extend(known, {"multipleOf": _check_multiple})
-    extended.evolve = _evolve
+    extended.evolve = _evolve_validator
     return extended
 
 
-def _evolve(validator: Any, **changes: Any) -> Any:
+def _evolve_validator(validator: Any, **changes: Any) -> Any:
     """The validator of a part of the schema. jsonschema's own takes its plain class where the part has a `$schema`."""
     known = validators.validator_for(changes.get("schema", validator.schema), default=None)
-    kind = _extend(known) if known else type(validator)
+    kind = _make_multiples_exact(known) if known else type(validator)
     kept = {field.alias: getattr(validator, field.name) for field in attrs.fields(type(validator)) if field.init}
     return kind(**kept | changes)
 

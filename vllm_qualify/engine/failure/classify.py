@@ -16,13 +16,13 @@ from typing import cast
 from pydantic import Field
 
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
-from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, outdent, telling_text, without_prefixes
+from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, remove_quotation, telling_text, without_prefixes
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
 from vllm_qualify.engine.failure.messages import Message, find_fate, find_message, find_numbered
 from vllm_qualify.engine.failure.raised import find_raised
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 from vllm_qualify.engine.failure.signs.sign import Sign
-from vllm_qualify.engine.failure.wrapped import uncolour
+from vllm_qualify.engine.failure.wrapped import remove_colours
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
@@ -114,7 +114,7 @@ def classify_log(log: str, end: End, *, in_image: bool = False) -> Failure:
     what is broken in it is its owner's, not the host's.
     """
     # Without control characters. Each state of a progress bar is a line.
-    lines = outdent([uncolour(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)])
+    lines = remove_quotation([remove_colours(line).rstrip() for line in re.split(r"\r\n|\n|\r", log)])
     # Nothing before the end of the server's start stopped it.
     alive = max((index + 1 for index, line in enumerate(lines) if READY in line), default=0)
     telling = [""] * alive + [telling_text(line) for line in lines[alive:]]

@@ -2,7 +2,7 @@
 
 import re
 
-from vllm_qualify.engine.failure.wrapped import unwrap
+from vllm_qualify.engine.failure.wrapped import read_inner_exception
 
 LONGEST_READ = 2000
 
@@ -47,7 +47,7 @@ EXCEPTION = re.compile(
 )
 
 
-def outdent(lines: list[str]) -> list[str]:
+def remove_quotation(lines: list[str]) -> list[str]:
     """The lines without the four blanks or more that all of them begin with: a log may come as Markdown quotes it."""
     common = min((len(line) - len(line.lstrip(" ")) for line in lines if line), default=0)
     return [line[common:] for line in lines] if common >= 4 else lines
@@ -57,7 +57,7 @@ def telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = without_prefixes(line)
     is_survived = _SURVIVED.search(said) and not EXCEPTION.match(said)
-    return "" if is_quiet or _QUIET.match(said) or is_survived else unwrap(said)
+    return "" if is_quiet or _QUIET.match(said) or is_survived else read_inner_exception(said)
 
 
 def without_prefixes(line: str) -> tuple[str, bool]:

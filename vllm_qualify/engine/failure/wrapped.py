@@ -21,11 +21,11 @@ _PARTS = re.compile(r"^(?P<outer>[\w.]{1,200}: )\((?P<parts>(?:['\"].*['\"], ){1
 _BETWEEN_PARTS = re.compile(r"['\"], ['\"]")
 
 
-def uncolour(line: str) -> str:
+def remove_colours(line: str) -> str:
     return _COLOURS.sub("", line)
 
 
-def unwrap(said: str) -> str:
+def read_inner_exception(said: str) -> str:
     """The exception that another process reports, or that is written in another way."""
     if any(word in said for word in _WRAPPERS) and (wrapped := _WRAPPED.match(said)):
         inner = wrapped["called"] or wrapped["worker"]

@@ -103,7 +103,7 @@ def _requests_of(loaded: LoadedRecipe, cell: str, server: ServerPlan, version: s
         tasks=[
             AskedTask(
                 each,
-                _described(each, _folder_of(loaded, each), look_up),
+                _describe_task(each, _folder_of(loaded, each), look_up),
                 each.sequential and not is_baseline and not _is_asked_by_further_starts(each, gates, starts),
             )
             for each in recipe.accuracy
@@ -118,7 +118,7 @@ def _is_asked_by_further_starts(settings: Accuracy, gates: Iterable[Gate], start
     return starts > 1 and any(gate.against == "answers" for gate in _gates_on(settings, gates))
 
 
-def _described(settings: Accuracy, folder: Path | None, look_up: LookUp) -> TaskFile | None:
+def _describe_task(settings: Accuracy, folder: Path | None, look_up: LookUp) -> TaskFile | None:
     if settings.context_tok:
         return task_files.describe_long()
     found = look_up(settings.task, folder)
@@ -154,7 +154,7 @@ def _planned_requests(plan: CellPlan, look_up: LookUp) -> Requests:
         tasks=[
             AskedTask(
                 task.settings,
-                _described(task.settings, task.folder, look_up),
+                _describe_task(task.settings, task.folder, look_up),
                 task.sequential and not _is_asked_by_further_starts(task.settings, plan.gates, plan.starts),
             )
             for task in plan.accuracy

@@ -23,7 +23,7 @@ MOST_CALLS = 5000
 def main() -> None:
     question = json.load(sys.stdin)
     _set_limits(int(sys.argv[1]))
-    json.dump(_answer(question["schema"], question["document"]), sys.stdout)
+    json.dump(_find_fault_within_limits(question["schema"], question["document"]), sys.stdout)
 
 
 def _set_limits(limit_s: int) -> None:
@@ -34,7 +34,7 @@ def _set_limits(limit_s: int) -> None:
     sys.setrecursionlimit(MOST_CALLS)
 
 
-def _answer(schema: Schema, document: JsonValue) -> dict[str, str | None]:
+def _find_fault_within_limits(schema: Schema, document: JsonValue) -> dict[str, str | None]:
     try:
         return {"fault": find_fault(schema, document), "problem": None}
     except ValueError as error:

@@ -99,11 +99,11 @@ def _check_calls(
 
 
 def _need_calls(name: str, spoken: Spoken) -> None:
-    said = f"{shorten(spoken.text)}, ended by {spoken.reason}{_hint(spoken)}"
+    said = f"{shorten(spoken.text)}, ended by {spoken.reason}{_hint_at_lost_call(spoken)}"
     need(spoken.calls, f"the reply to '{name}' calls no tool: {said}")
 
 
-def _hint(spoken: Spoken) -> str:
+def _hint_at_lost_call(spoken: Spoken) -> str:
     is_written = has_markup(spoken.content) or find_written_call(spoken.content, OFFERED)
     return "; its content has what a parser should have taken for a call" if is_written else ""
 
