@@ -123,7 +123,7 @@ def test_each_model_is_asked_about_once(tmp_path: Path, monkeypatch: pytest.Monk
         asked.append(server.model)
         return whole_weights.Answer(lacking=[], misshapen=[("a.weight", [3, 2], [2, 2])], unsure=None)
 
-    monkeypatch.setattr(whole_weights, "_ask", answer)
+    monkeypatch.setattr(whole_weights, "_ask_probe", answer)
     server = served(tmp_path, EngineEnvironment(python=Path(sys.executable)))
     with pytest.raises(ReleaseError, match=r"a.weight has the shape \[3, 2\], where the model has \[2, 2\]"):
         check_parameters([server, server])
