@@ -147,7 +147,7 @@ def fetch_models(plans: list[CellPlan]) -> None:
         check_publisher(server, folders.get(server.model), "check")
     for folder, name in _list_weights(servers, folders):
         check_weights(folder, name, "check")
-    for unknown in check_parameters(servers):
+    for unknown in check_parameters(servers, engine_cache()):
         get_run_logger().info(f"it is not known {unknown}")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def test_each_tensor_of_each_architecture_is_missed_and_no_whole_checkpoint_is_a
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", MODELS)
-def test_the_catalogs_models_are_whole(name: str, engine: EngineEnvironment) -> None:
-    assert check_parameters([served(catalog_folder() / name / "model", engine)]) == []
+def test_the_catalogs_models_are_whole(name: str, engine: EngineEnvironment, tmp_path: Path) -> None:
+    assert check_parameters([served(catalog_folder() / name / "model", engine)], tmp_path) == []
 
 
 @pytest.mark.engine
@@ -94,7 +94,7 @@ def test_a_model_that_lacks_a_tensor_is_refused(engine: EngineEnvironment, tmp_p
     lacking = "model.layers.1.mlp.up_proj.weight"
     folder = copy_headers("reference-chat", tmp_path / "model", lambda names: [name for name in names if name != lacking])
     with pytest.raises(ReleaseError, match=rf"the weights of {folder} are not whole: no tensor gives {lacking}") as raised:
-        check_parameters([served(folder, engine)])
+        check_parameters([served(folder, engine)], tmp_path / "answers")
     assert (raised.value.kind, raised.value.place) == ("incomplete-model", "check")
 
 
@@ -107,27 +107,87 @@ def test_a_model_that_lacks_a_tensor_is_refused(engine: EngineEnvironment, tmp_p
     ids=str,
 )
 def test_servers_that_load_otherwise_are_not_asked(arguments: dict[str, Any], tmp_path: Path) -> None:
-    assert check_parameters([served(tmp_path, EngineEnvironment(python=tmp_path / "none"), **arguments)]) == []
+    assert check_parameters([served(tmp_path, EngineEnvironment(python=tmp_path / "none"), **arguments)], tmp_path) == []
 
 
 def test_an_engine_that_does_not_say_accuses_nobody(tmp_path: Path) -> None:
     python = make_engine(tmp_path / "engine") / "bin" / "python"
-    (unknown,) = check_parameters([served(tmp_path, EngineEnvironment(python=python))])
+    (unknown,) = check_parameters([served(tmp_path, EngineEnvironment(python=python))], tmp_path / "answers")
     assert unknown == f"whether the weights of {tmp_path} have every parameter of the model: the engine did not answer"
 
 
-def test_each_model_is_asked_about_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def answering(monkeypatch: pytest.MonkeyPatch, **said: Any) -> list[str]:
+    """The probe gives this answer. Returns the models that it is asked about."""
     asked = []
 
     def answer(server: ServerPlan, _check: object) -> whole_weights.Answer:
         asked.append(server.model)
-        return whole_weights.Answer(lacking=[], misshapen=[("a.weight", [3, 2], [2, 2])], unsure=None)
+        return whole_weights.WHOLE.model_copy(update=said)
 
     monkeypatch.setattr(whole_weights, "_ask_probe", answer)
-    server = served(tmp_path, EngineEnvironment(python=Path(sys.executable)))
+    return asked
+
+
+def test_each_model_is_asked_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_engine: EngineEnvironment
+) -> None:
+    asked = answering(monkeypatch, misshapen=[("a.weight", [3, 2], [2, 2])])
+    server = served(tmp_path, made_engine)
     with pytest.raises(ReleaseError, match=r"a.weight has the shape \[3, 2\], where the model has \[2, 2\]"):
-        check_parameters([server, server])
+        check_parameters([server, server], tmp_path / "answers")
     assert asked == [str(tmp_path)]
+
+
+def test_a_whole_model_is_asked_about_again_only_where_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_engine: EngineEnvironment
+) -> None:
+    model, cache, asked = tmp_path / "model", tmp_path / "answers", answering(monkeypatch)
+    model.mkdir()
+
+    def count_questions(server: ServerPlan) -> int:
+        before = len(asked)
+        assert check_parameters([server], cache) == []
+        assert check_parameters([server], cache) == []
+        return len(asked) - before
+
+    def change(name: str, text: str) -> int:
+        (model / name).write_text(text)
+        return count_questions(served(model, made_engine))
+
+    write_tensors(model / "model.safetensors", "a")
+    assert count_questions(served(model, made_engine)) == 1
+    assert change("config.json", "{}") == 1
+    assert change("model.safetensors.index.json", "{}") == 1
+    write_tensors(model / "model.safetensors", "b")
+    assert count_questions(served(model, made_engine)) == 1
+    write_tensors(model / "other.safetensors", "b")
+    assert count_questions(served(model, made_engine)) == 1
+    update(made_engine)
+    assert count_questions(served(model, made_engine)) == 1
+    hub = {"model": "org/model", "revision": "0" * 40}
+    assert count_questions(served(model, made_engine).model_copy(update=hub)) == 1
+    # A branch may point to another commit tomorrow.
+    assert count_questions(served(model, made_engine).model_copy(update=hub | {"revision": "main"})) == 2
+
+
+@pytest.mark.parametrize("said", [{"unsure": "it is too odd"}, {"lacking": ["a"]}], ids=str)
+def test_only_that_a_model_is_whole_is_kept(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_engine: EngineEnvironment
+) -> None:
+    asked = answering(monkeypatch, **said)
+    for _ in range(2):
+        with suppress(ReleaseError):
+            check_parameters([served(tmp_path, made_engine)], tmp_path / "answers")
+    assert len(asked) == 2
+
+
+@pytest.fixture
+def made_engine(tmp_path: Path) -> EngineEnvironment:
+    return EngineEnvironment(python=make_engine(tmp_path / "engine") / "bin" / "python")
+
+
+def update(engine: EngineEnvironment) -> None:
+    engine.python.write_text(engine.python.read_text().replace("0" * 64, "1" * 64))
 
 
 UNSURE = [

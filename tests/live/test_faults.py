@@ -143,7 +143,6 @@ def copy_of_the_model(folder: Path, document: Document) -> Path:
     model = folder / "model"
     shutil.copytree(catalog_folder() / "reference" / "model", model)
     document["variants"]["bf16"]["model"] = str(model)
-    document["gpu_types"]["cpu"]["startup_timeout_s"] = 120
     return model
 
 

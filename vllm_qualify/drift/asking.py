@@ -118,26 +118,31 @@ def _ask_once(
     answer = parse_answer(text)
     is_whole = not any(judgement.unclear for judgement in answer.servers) and all(answer.resolved.values())
     if is_whole and all(one.server.is_local or PINNED.fullmatch(str(one.server.revision)) for one in group):
-        with writing(CHECK):
-            cache.mkdir(parents=True, exist_ok=True)
-            fresh = kept.with_suffix(f".{os.getpid()}")
-            fresh.write_text(text)
-            fresh.replace(kept)
+        keep_answer(kept, text)
     return answer
+
+
+def keep_answer(kept: Path, text: str) -> None:
+    """Write an answer whole or not at all, whoever else writes the same one. Raises HostError."""
+    with writing(CHECK):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text)
+        fresh.replace(kept)
 
 
 def answer_file(candidate: Candidate, group: Sequence[Subject], cache: Path, *, resolve: bool = False) -> Path:
     own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_") and not name.startswith(OUR_OWN)}
     # By content: the paths that the engine sees are in the question, and in a container they are always the same.
     held = [_local_models(one.server) for one in group]
-    digests = {model: _configuration_digest(model) for models in held for model in models}
+    digests = {model: configuration_digest(model) for models in held for model in models}
     models = [[digests[model] for model in models] for models in held]
     question, held_here = _question_text(group, resolve=resolve), json.dumps([own, models], sort_keys=True)
     key = "\0".join([candidate.key, PROBE.read_text(), question, held_here])
     return cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _configuration_digest(model: Path) -> str:
+def configuration_digest(model: Path) -> str:
     """The digest of all files that vLLM makes its configuration from; weights are not read."""
     files = sorted(path for path in model.glob("*") if path.suffix in (".json", ".py", ".jinja", ".model"))
     return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
@@ -68,6 +68,13 @@ def check_weights(folder: Path, model: str, place: str) -> None:
 def _list_files(folder: Path) -> list[Path]:
     """Without hidden ones, as other systems leave them beside copied files."""
     return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
+
+
+def read_headers(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Each safetensors file's name with its header, of files that `check_weights` has let pass. Raises OSError."""
+    for path in _list_files(folder):
+        with path.open("rb") as file:
+            yield path.name, file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little"))
 
 
 def tensor_names(folder: Path) -> list[str]:
