@@ -309,6 +309,9 @@ def _classify_given_up(lines: list[str], telling: list[str], end: End) -> Failur
             "too-few-gpus", f"Ray waited {ray['seconds']} s for GPUs: the cluster has too few that are free", last
         )
     waited = end.waited_s is not None
+    interrupted = [line for line in lines if without_prefixes(line)[0] == "KeyboardInterrupt"]
+    if interrupted and not waited:
+        return _make_failure("killed", "somebody interrupted the server (Ctrl-C, SIGINT)", interrupted)
     what = f"no completion came back within {end.waited_s:g} s" if waited else "the server does not answer any more"
     said = f"; the log's last line: {_shorten(last[0])}" if last else "; it left no log"
     return _make_failure("hung", what + said, [*chain(*_find_exceptions(lines, telling).values()), *last])

@@ -38,6 +38,9 @@ _QUIET = re.compile(
     r"|[IW] \d+ \d+\] |[IW]\d{4} \d\d:\d\d:\d\d|\S{1,100} (?:\[\d+\] )?NCCL (?:INFO|TRACE) "
 )
 
+# An exception inside another program's words is indented as a whole. A source line of a traceback never begins with a class.
+_INDENTED = re.compile(r" {4,60}(?=(?:[\w.]{1,200}\.)?[A-Z]\w{0,80}(?:Error|Exception): \S)")
+
 EXCEPTION = re.compile(
     r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt)(?::|$)|Exception: |Fatal Python error: |vllm[\w ]*: error: "
     # What C++ says when nobody catches its exception.
@@ -56,6 +59,7 @@ def remove_quotation(lines: list[str]) -> list[str]:
 def telling_text(line: str) -> str:
     """What the line says happened; empty for a note, a warning or a traceback's source line."""
     said, is_quiet = without_prefixes(line)
+    said = _INDENTED.sub("", said, count=1) if said.startswith("    ") else said
     is_survived = _SURVIVED.search(said) and not EXCEPTION.match(said)
     return "" if is_quiet or _QUIET.match(said) or is_survived else read_inner_exception(said)
 

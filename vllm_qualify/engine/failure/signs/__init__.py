@@ -12,6 +12,7 @@ from vllm_qualify.engine.failure.signs import (
     memory,
     models,
     options,
+    own_code,
     remains,
     support,
     surroundings,
@@ -21,6 +22,7 @@ from vllm_qualify.engine.failure.signs import (
 from vllm_qualify.engine.failure.signs.sign import Sign
 
 SIGNS: list[Sign] = [
+    *own_code.SIGNS,
     *options.SIGNS,
     *models.SIGNS,
     *surroundings.SIGNS,

@@ -56,13 +56,6 @@ GENERAL_SIGNS = [
     ),
     make_sign(
         "incomplete-model",
-        r"^TypeError: (?P<why>not a string$|stat: path should be string[^\n]{0,60}"
-        r"|expected str, bytes or os\.PathLike[^\n]{0,60})",
-        "the model lacks what its tokenizer is loaded from: {why}",
-        through=r"sentencepiece|/transformers/|tokeniz",
-    ),
-    make_sign(
-        "incomplete-model",
         rf"{_EXCEPTION}(?P<why>(?i:Can't load (?:the )?[\w ]{{1,30}} (?:for|of) '|Converting from \w{{1,40}} failed"
         rf"|[^\n]{{0,60}}(?:{_FAILS})"
         r" (?:load|read|parse|find|instantiate|convert|create)\b[^\n]{0,60}\b(?:tokenizers?|processor|vocab\w{0,10}|merges"

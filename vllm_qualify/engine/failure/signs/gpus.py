@@ -147,7 +147,7 @@ SIGNS = [
     ),
     make_sign(
         "too-few-gpus",
-        r"Cannot provide a placement group of [^\n]{1,200}|[Cc]urrent node has no GPU available[^\n]{0,100}"
+        r"Cannot provide a placement group of [^\n]{1,200}|[Cc]urrent node has no [GNTXH]PU available[^\n]{0,100}"
         r"|Ray does not allocate any GPUs on the driver node"
         r"|number of required \w{1,10} exceeds the total number of available[^\n]{0,100}"
         r"|No available node types can fulfill resource request[^\n]{0,200}",
