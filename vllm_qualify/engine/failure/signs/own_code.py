@@ -5,7 +5,8 @@ from vllm_qualify.engine.failure.signs.sign import make_sign
 SIGNS = [
     make_sign(
         "engine-bug",
-        r"(?:^\w{1,40}(?:Error|Exception)|Failed to start engine): (?P<why>[^\n]{0,200}(?:view size is not compatible with input tensor's size"
+        r"(?:^\w{1,40}(?:Error|Exception)|Failed to start engine): (?P<why>[^\n]{0,200}"
+        r"(?:view size is not compatible with input tensor's size"
         r"|Operator does not have a meta kernel|could not determine the shape of object type"
         r"|signal only works in main thread|page size is not divisible by the maximum page size"
         r"|Ran out of memory in memory space [vs]mem)[^\n]{0,200})",
