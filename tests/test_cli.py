@@ -22,6 +22,7 @@ from vllm_qualify.engine.provision import Launch
 from vllm_qualify.errors import HostError
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.plan.request import Against
+from vllm_qualify.recipe.loading import catalog_folder
 from vllm_qualify.runs.request import QualifyRelease
 
 RunMine = Callable[..., subprocess.CompletedProcess[str]]
@@ -85,6 +86,9 @@ def test_help_tells_the_exit_codes_and_the_version_is_that_of_the_package() -> N
     ("arguments", "message"),
     [
         ("run no-such-recipe", "there is no recipe 'no-such-recipe'"),
+        ("run org/model", "if this is a model, write a recipe"),
+        (f"run {catalog_folder()}/reference/model", "if this is a model, write a recipe"),
+        ("run recipes/mine.yaml", "name a YAML file"),
         ("run reference --launcher rocket", "rocket"),
         ("run reference --port 70000", "65535"),
         ("report show no-such-run", "no run 'no-such-run'"),

@@ -7,6 +7,7 @@ import pytest
 
 from tests.approval.builder import CELL, NEWER, RUN, made_key, publish_report, with_gate
 from tests.builders.approval_commands import WHO, Command, command, store
+from tests.report.builder import passed_report
 from tests.terminal import typed
 from vllm_qualify.approval.signing import PASSWORD, PRIVATE_KEY, PUBLIC_KEY
 from vllm_qualify.publish.store import Store
@@ -26,6 +27,10 @@ def test_a_report_is_approved_listed_deployed_verified_and_revoked(command: Comm
     assert "approved" in command("approved", "list")[1]
     code, out, _ = command("approved", "get", CELL, "--format", "config")
     assert (code, out.splitlines()[0].startswith(f"# cell {CELL}; run {RUN}")) == (0, True)
+    release = passed_report().plan.cell.release
+    known = json.loads(command("approved", "get", CELL, "--format", "json")[1])["annotations"]
+    assert known["engine"] == f"vLLM {release.engine.version} {release.engine.digest}"
+    assert known["model"] == f"{release.model} at {release.revision}"
     code, out, _ = command("verify", CELL)
     assert (code, f"{CELL}, run {RUN}: approved by Ada" in out) == (0, True)
     code, out, _ = command("approved", "export", CELL, str(tmp_path / "bundle"))
@@ -35,6 +40,22 @@ def test_a_report_is_approved_listed_deployed_verified_and_revoked(command: Comm
         code, _, err = command(*looked)
         assert (code, f"run {RUN} was revoked by Eve" in err) == (14, True)
     assert json.loads(command("approved", "list", "--json")[1])[0]["state"] == "revoked"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_program_reads_a_cell_on_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    command("approve", RUN, *WHO)
+    assert f"{CELL} " in command("approved", "list")[1]
+
+
+def test_a_new_home_has_no_approvals(command: Command, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_QUALIFY_STORE", raising=False)
+    assert command("approved", "list") == (0, "", f"nothing was ever approved in file://{home}/store")
+    # Somebody typed this name, or it is not mounted.
+    monkeypatch.setenv("VLLM_QUALIFY_STORE", f"file://{tmp_path}/absent")
+    code, _, err = command("approved", "list")
+    assert (code, "check the store's URL and that its file system is mounted" in err) == (3, True)
 
 
 @pytest.mark.usefixtures("store")

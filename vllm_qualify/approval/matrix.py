@@ -62,7 +62,8 @@ def as_json(cells: list[CellState]) -> str:
 def table(cells: list[CellState]) -> Table:
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("cell", "state", "until", "by", "run"):
-        shown.add_column(column, overflow="fold")
+        # Who reads a name copies it: it stays in one line.
+        shown.add_column(column, overflow="fold", no_wrap=column in ("cell", "run"))
     for cell in cells:
         # A name is plain text, even if it looks like markup.
         shown.add_row(*map(Text, (cell.cell, cell.state, str(cell.last.expires), cell.last.by, cell.last.run_id)))

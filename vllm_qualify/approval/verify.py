@@ -23,6 +23,7 @@ from vllm_qualify.approval.signing import Opened, PublicKey, open_envelope, shor
 from vllm_qualify.approval.statement import Qualification, read_statement, statement
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.errors import CallerError, HostError
+from vllm_qualify.plan.cell import Release
 from vllm_qualify.publish.bundle import StoredObject
 from vllm_qualify.publish.directory import read_file
 from vllm_qualify.publish.layout import manifest_key
@@ -62,6 +63,10 @@ class Verified(Frozen):
     @property
     def server(self) -> ServerPlan:
         return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
+
+    @property
+    def release(self) -> Release:
+        return Release.model_validate(self.statement["predicate"]["qualification"]["cell"]["release"])
 
     @property
     def summary(self) -> str:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vllm_qualify.approval.layout import Format
-from vllm_qualify.cli.words import StoreOption, open_named_store, warn
+from vllm_qualify.cli.words import StoreOption, open_named_store, tell, warn
 
 if TYPE_CHECKING:
     from vllm_qualify.approval.published import PublishedRun
     from vllm_qualify.approval.signing import PublicKey
     from vllm_qualify.publish.store import Store
 
+# More than the longest cell name and its other columns take.
+WIDTH_OF_PIPES = 1_000
 CODES = (
     "Exit codes: 0 done, or it holds, 2 the caller's mistake, 3 the world's fault, 10 missing or tampered with,"
     " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force, 16 dated in the future."
@@ -116,13 +118,17 @@ def approved_list(
     """Every cell that was ever approved, with the state of its last approval. Signatures are not checked: see verify."""
     from vllm_qualify.approval.matrix import as_json, matrix, table
 
-    cells = matrix(open_named_store(store), datetime.now(UTC).date())
+    opened = open_named_store(store)
+    cells = matrix(opened, datetime.now(UTC).date())
     if json:
         typer.echo(as_json(cells))
-    else:
+    elif cells:
         from rich.console import Console
 
-        Console().print(table(cells))
+        # Programs read whole lines.
+        Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES).print(table(cells))
+    else:
+        tell(f"nothing was ever approved in {opened.url}")
 
 
 @approved_app.command("get", epilog=CODES)
@@ -135,10 +141,14 @@ def approved_get(
     """The configuration that was qualified, ready to be deployed. The approval is verified first."""
     from vllm_qualify.approval.formats import deployable, deployment_name
     from vllm_qualify.approval.verify import verify
+    from vllm_qualify.engine.kinds.registry import KINDS
     from vllm_qualify.recipe.code import code_of_server, openings_of_server
 
     verified = verify(open_named_store(store), cell, _read_keys(public_key), datetime.now(UTC))
     known = {"cell": verified.cell, "run": verified.run_id, "approved-by": verified.by, "expires": str(verified.expires)}
+    release = verified.release
+    known["engine"] = f"{KINDS[release.engine.kind].title} {release.engine.version} {release.engine.digest}"
+    known["model"] = f"{release.model} at {release.revision}"
     if code := code_of_server(verified.server.arguments, verified.server.environment):
         known["trusts"] = "; ".join(code)
     if openings := openings_of_server(verified.server.arguments, verified.server.environment):

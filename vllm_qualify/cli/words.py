@@ -38,8 +38,10 @@ def warn(problem: str | None) -> None:
 def open_named_store(url: str | None) -> "PrunableStore":
     """The store of this URL; without one, the folder below VLLM_QUALIFY_HOME."""
     from vllm_qualify.publish.stores import open_store
-    from vllm_qualify.runs.home import default_store_url
+    from vllm_qualify.runs.home import default_store_url, make_default_store
 
+    if url is None:
+        make_default_store()
     return open_store(url or default_store_url())
 
 

@@ -1,6 +1,7 @@
 """Read a recipe from YAML: either a valid recipe, or one clear error."""
 
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,7 @@ from vllm_qualify.recipe.values import expand_user
 # YAML of others is read within bounds: what a short text refers to again and again can be a billion values.
 MOST_VALUES, MOST_CHARACTERS = 200_000, 4_000_000
 MOST_SCHEMA_BYTES = 200_000
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/(?!.*\.ya?ml$)[A-Za-z0-9][\w.-]{0,95}")
 
 
 def catalog_folder() -> Path:
@@ -38,8 +40,7 @@ def load_recipe(name_or_path: str) -> LoadedRecipe:
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
     path = expand_user(name_or_path) if is_path else catalog_folder() / f"{name_or_path}.yaml"
     if not path.is_file():
-        remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
-        raise CallerError(f"there is no recipe '{name_or_path}'", remedy, "RECIPE")
+        raise _make_error_of_missing(name_or_path, path)
     document = _parse_yaml(path)
     if not isinstance(document, dict):
         raise CallerError("a recipe is a mapping of keys", "start from the catalog's reference.yaml", str(path))
@@ -80,6 +81,14 @@ def _read_object(file: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
+
+
+def _make_error_of_missing(name: str, path: Path) -> CallerError:
+    """There is no such recipe. Perhaps a model is meant: a folder with one, or a repository of the hub."""
+    remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
+    if (path / "config.json").is_file() or (_HUB_NAME.fullmatch(name) and not path.exists()):
+        remedy = "if this is a model, write a recipe whose variant names it, like docs/recipes.md or `recipe show reference`"
+    return CallerError(f"there is no recipe '{name}'", remedy, "RECIPE")
 
 
 def _parse_yaml(path: Path) -> Any:

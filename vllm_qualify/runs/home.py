@@ -32,3 +32,10 @@ def engine_cache() -> Path:
 def default_store_url() -> str:
     """VLLM_QUALIFY_STORE, else a folder in `home`."""
     return os.environ.get("VLLM_QUALIFY_STORE") or f"file://{home() / 'store'}"
+
+
+def make_default_store() -> None:
+    """Create the folder in `home`: nobody can mistype it, so a new one is an empty store. Raises HostError if that fails."""
+    if not os.environ.get("VLLM_QUALIFY_STORE"):
+        with writing("check"):
+            (home() / "store").mkdir(parents=True, exist_ok=True)
