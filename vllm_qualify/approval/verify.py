@@ -65,7 +65,7 @@ class Verified(Frozen):
         return ServerPlan.model_validate(self.statement["predicate"]["qualification"]["server"])
 
     @property
-    def release(self) -> Release:
+    def qualified_release(self) -> Release:
         return Release.model_validate(self.statement["predicate"]["qualification"]["cell"]["release"])
 
     @property

@@ -146,7 +146,7 @@ def approved_get(
 
     verified = verify(open_named_store(store), cell, _read_keys(public_key), datetime.now(UTC))
     known = {"cell": verified.cell, "run": verified.run_id, "approved-by": verified.by, "expires": str(verified.expires)}
-    release = verified.release
+    release = verified.qualified_release
     known["engine"] = f"{KINDS[release.engine.kind].title} {release.engine.version} {release.engine.digest}"
     known["model"] = f"{release.model} at {release.revision}"
     if code := code_of_server(verified.server.arguments, verified.server.environment):

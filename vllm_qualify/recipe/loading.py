@@ -87,7 +87,7 @@ def _make_error_of_missing(name: str, path: Path) -> CallerError:
     """There is no such recipe. Perhaps a model is meant: a folder with one, or a repository of the hub."""
     remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
     if (path / "config.json").is_file() or (_HUB_NAME.fullmatch(name) and not path.exists()):
-        remedy = "if this is a model, write a recipe whose variant names it, like docs/recipes.md or `recipe show reference`"
+        remedy = "if this is a model, write a recipe that has it as a variant: see docs/recipes.md and `recipe show reference`"
     return CallerError(f"there is no recipe '{name}'", remedy, "RECIPE")
 
 

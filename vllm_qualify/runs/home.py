@@ -35,7 +35,10 @@ def default_store_url() -> str:
 
 
 def make_default_store() -> None:
-    """Create the folder in `home`: nobody can mistype it, so a new one is an empty store. Raises HostError if that fails."""
+    """Create the default store's folder in `home`, if VLLM_QUALIFY_STORE names no other store. Raises HostError.
+
+    Nobody types the name of this folder, so a missing folder is an empty store, and not a mistake.
+    """
     if not os.environ.get("VLLM_QUALIFY_STORE"):
         with writing("check"):
             (home() / "store").mkdir(parents=True, exist_ok=True)
