@@ -64,9 +64,11 @@ def serve_cells(runs: list[Run], port: int | None, store: str, question: Questio
     """
     first, started_at, started = runs[0], datetime.now(UTC), time.monotonic()
     folder = stage_folder(first.evidence, "serve")
+    lacking = {stage for run in runs for stage in lacking_stages(run)}
     loads = loads_of((run.plan, run.evidence) for run in runs if "load" in lacking_stages(run))
 
-    start = partial(serve, first.plan, folder, teller(), port, question, loads)
+    is_loaded = any(TABLE[stage].uses_bench for stage in lacking)
+    start = partial(serve, first.plan, folder, teller(), port, question, loads, is_loaded=is_loaded)
     with beginning("start server", start, MEASURING_LIMIT_S, "serve") as served:
         await_answer(runs, question)
         get_run_logger().info(f"serving at {served.server.url} after {served.server.startup_s:.0f} s")

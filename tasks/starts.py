@@ -86,7 +86,7 @@ def _serve_again(waiting: list[Waiting], folder: Path) -> Iterator[Served]:
     loaded = [each for each in zip(plans, waiting, strict=True) if any(gate.against == "load" for gate in each[1].gates)]
     loads = loads_of((plan, each.run.evidence) for plan, each in loaded)
 
-    start = partial(serve, first, folder, teller(), loads=loads)
+    start = partial(serve, first, folder, teller(), loads=loads, is_loaded=bool(loaded))
     with beginning(f"start server, {waiting[0].number}", start, MEASURING_LIMIT_S, "starts") as served:
         get_run_logger().info(f"serving again at {served.server.url} after {served.server.startup_s:.0f} s")
         yield served

@@ -57,7 +57,7 @@ def evidence_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-# Profiles, two of which share a server.
+# Profiles that share a server.
 
 
 def three_profiles(document: Document, folder: Path) -> None:
@@ -81,7 +81,7 @@ def three_profiles(document: Document, folder: Path) -> None:
             },
             "chat": {"server": shared, "load": of_file | {"prompts": str(prompts), "api": "chat"}, "paths": False},
             "hurried": {
-                "server": {"max-num-seqs": 1},
+                "server": shared,
                 "paths": False,
                 "load": LOAD | {"max_concurrency": 1, "num_prompts": 20, "window": "whole", "time_budget_s": 0.1},
             },
@@ -127,18 +127,17 @@ def test_paths_that_nobody_asked_for_are_judged_where_they_can_be_proven(folders
 
 def test_profiles_with_the_same_server_share_its_one_start(folders: dict[str, Path]) -> None:
     logs = {profile: (folder / "evidence/serve/server.log").read_bytes() for profile, folder in folders.items()}
-    assert logs["ranged"] == logs["chat"]
-    assert logs["hurried"] != logs["ranged"]
-    served = [evidence_of(folders[profile] / "evidence/serve") for profile in ("ranged", "chat")]
-    assert served[0].keys() == served[1].keys()
-    assert all(served[0][name] == served[1][name] for name in served[0] if name != "machine.json")
+    assert logs["ranged"] == logs["chat"] == logs["hurried"]
+    first, *others = (evidence_of(folder / "evidence/serve") for folder in folders.values())
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(first[name] == other[name] for name in first if name != "machine.json")
 
 
 def test_the_accuracy_of_a_shared_server_is_asked_once(folders: dict[str, Path]) -> None:
-    first, second = (evidence_of(folders[profile] / "evidence/accuracy") for profile in ("ranged", "chat"))
+    first, *others = (evidence_of(folder / "evidence/accuracy") for folder in folders.values())
     assert any(name.startswith("gsm8k/r1-b1/samples_") for name in first)
-    assert first == second
-    assert evidence_of(folders["hurried"] / "evidence/accuracy") != first
+    assert all(other == first for other in others)
 
 
 def test_the_workloads_are_those_of_the_recipe(folders: dict[str, Path]) -> None:
@@ -249,14 +248,14 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
 # Speculative decoding.
 
 
-# One runs at the same time as the server without it, the other as on a machine that has no room for both.
-BY = {"ngram": (COMMAND,), "draft": (sys.executable, driver.__file__, "in-turn:plan")}
+# At the same time as the server without it, and as on a machine that has no room for both.
+BY = {"at once": (COMMAND,), "in turn": (sys.executable, driver.__file__, "in-turn:plan")}
 
 
 @pytest.fixture(scope="module", params=BY)
 def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
     load = {"input_len": 32, "output_len": 16, "num_prompts": 20}
-    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", request.param, by=BY[request.param])
+    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", "draft", by=BY[request.param])
     assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
     assert processes_of(qualified.home) == []
     return qualified.report

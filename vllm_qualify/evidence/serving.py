@@ -32,13 +32,18 @@ EVERY_S = 0.5
 
 
 class Served(Frozen):
-    """A cell's server with its tools: only addresses, ids and paths, no handle. `lm_eval` is by task."""
+    """A cell's server with its tools: only addresses, ids and paths, no handle. `lm_eval` is by task.
+
+    `bench` is None where nothing is loaded.
+    """
 
     server: Server
-    bench: Bench
+    bench: Bench | None = None
     lm_eval: dict[str, LmEval] = {}
 
     def driven(self, plan: CellPlan) -> Driven:
+        if self.bench is None:
+            raise ValueError("this server is not loaded, so no bench was started")
         return driven_by(self.server, self.bench, plan.load, plan.prompts)
 
 
@@ -55,8 +60,10 @@ def serving(
     port: int | None = None,
     question: Question | None = None,
     loads: Sequence[tuple[Load, Path, Path | None]] = (),
+    *,
+    is_loaded: bool = True,
 ) -> Iterator[Served]:
-    """Serve and watch the cell's server during the block. Its tools start while it loads.
+    """Serve and watch the cell's server during the block. Its tools start while it loads; bench only if it `is_loaded`.
 
     All files of the server, of the tools and of what is watched go to `folder`. The block begins when `question` is answered.
     `loads` are the loads that will be measured, as `client.prepare_prompts` takes them: their prompts are made meanwhile.
@@ -65,9 +72,11 @@ def serving(
     with ExitStack() as stack:
         starting = stack.enter_context(_launch_server(plan.server, folder, port, plan.labels))
         stack.enter_context(_machine_watched(starting.process, plan, folder))
-        client = stack.enter_context(_start_client(starting, plan.server, plan, folder, plan.labels))
-        bench = stack.enter_context(benches.running_bench(client, folder / BENCH_LOG))
-        prepare_prompts(bench, plan.server.served_model_name, loads)
+        bench = None
+        if is_loaded:
+            client = stack.enter_context(_start_client(starting, plan.server, plan, folder, plan.labels))
+            bench = stack.enter_context(benches.running_bench(client, folder / BENCH_LOG))
+            prepare_prompts(bench, plan.server.served_model_name, loads)
         pictures = picture_limits(plan.server, plan.cell.release.engine.version)
         lm_eval = {
             task.name: stack.enter_context(

@@ -111,16 +111,18 @@ class Asking:
 
     def await_file(self, name: str, log_from: int) -> None:
         """Wait for a file in the letter box. Meanwhile report the requests that lm-eval's log counts after byte `log_from`."""
-        lm_eval, log, shown = self.lm_eval, self.lm_eval.process.log, None
+        lm_eval, log, shown, read_to = self.lm_eval, self.lm_eval.process.log, None, log_from
 
         def arrived() -> bool | None:
-            nonlocal shown
+            nonlocal shown, read_to
             is_there = (lm_eval.letter_box / name).exists()
             if not is_there:
                 self.server.check_alive()
                 lm_eval.check()
-            new = min(log.stat().st_size - log_from, TAIL_BYTES)
-            bars = BAR.findall(text_of(log, new)) if new else []
+            size = log.stat().st_size
+            # Nothing is read again while nothing is added. A bar may have been read in part before, so all since then is read.
+            bars = BAR.findall(text_of(log, min(size - log_from, TAIL_BYTES))) if size > read_to else []
+            read_to = size
             if bars and bars[-1] != shown:
                 shown = bars[-1]
                 self.progress(*map(int, shown))
