@@ -1,7 +1,10 @@
 """Whether a process lives, and what comes true in time."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 
 def alive(pid: int) -> bool:
@@ -9,6 +12,15 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def children_that_run(command: list[str]) -> list[int]:
+    """The ids of this process's descendants with that command line. One that ends while it is looked at runs no more."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found += [child.pid] if child.cmdline() == command else []
+    return found
 
 
 def until(condition: object, limit_s: float = 15) -> bool:

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.builders.processes import alive, until
+from tests.builders.processes import alive, children_that_run, until
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.recipes import reference, write
 from vllm_qualify.drift.question import Question
@@ -47,7 +46,7 @@ def hang(engine: EngineEnvironment) -> None:
 
 def find_asked() -> list[int]:
     """The ids of the processes that are asked here: each knows another one, that of its namespace."""
-    return [each.pid for each in psutil.Process().children(recursive=True) if each.cmdline() == ["sleep", "600"]]
+    return children_that_run(["sleep", "600"])
 
 
 @contextmanager
