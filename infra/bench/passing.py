@@ -138,7 +138,7 @@ def _ask(
 
 
 @contextmanager
-def _serving(plan: CellPlan, folder: Path, *_: object) -> Iterator[Served]:
+def _serving(plan: CellPlan, folder: Path, *_: object, **_named: object) -> Iterator[Served]:
     log, url = folder / "server.log", "http://127.0.0.1:8000"
     (folder / "server.yaml").write_text(config_text(plan.server, 8000))
     log.write_text(f"{SERVES.format(model=plan.server.model)}\n")

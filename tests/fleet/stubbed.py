@@ -60,9 +60,9 @@ def _watched() -> Iterator[None]:
 
 
 @contextmanager
-def _served(serve: Callable[..., AbstractContextManager[Any]], *arguments: Any) -> Iterator[Any]:
+def _served(serve: Callable[..., AbstractContextManager[Any]], *arguments: Any, **named: Any) -> Iterator[Any]:
     _begun(STARTS)
-    with serve(*arguments) as served:
+    with serve(*arguments, **named) as served:
         yield served
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.builders.load_profiles import LOAD, Qualify, counted, measured, runs_of
 from tests.live import driver
-from tests.qualified import COMMAND, DISTURBED, Qualified, processes_of, undisturbed
+from tests.qualified import DISTURBED, Qualified, processes_of, undisturbed
 from tests.recipes import Document
 from vllm_qualify.evidence.load.ended import ENDED, Ended
 from vllm_qualify.evidence.load.fitting import Tried
@@ -248,14 +248,14 @@ def test_a_load_ends_at_its_budget_and_says_what_it_takes(profiles: Qualified, f
 # Speculative decoding.
 
 
-# At the same time as the server without it, and as on a machine that has no room for both.
-BY = {"at once": (COMMAND,), "in turn": (sys.executable, driver.__file__, "in-turn:plan")}
+# As on a machine that has no room for the server without it beside it.
+BY = (sys.executable, driver.__file__, "in-turn:plan")
 
 
-@pytest.fixture(scope="module", params=BY)
-def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
+@pytest.fixture(scope="module")
+def drafting(qualify: Qualify) -> Report:
     load = {"input_len": 32, "output_len": 16, "num_prompts": 20}
-    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", "draft", by=BY[request.param])
+    qualified = qualify(lambda document, _: only_profile(document, load), "--variant", "draft", by=BY)
     assert qualified.done.returncode == 0, qualified.done.stdout + qualified.done.stderr
     assert processes_of(qualified.home) == []
     return qualified.report
@@ -263,9 +263,7 @@ def drafting(qualify: Qualify, request: pytest.FixtureRequest) -> Report:
 
 def test_a_draft_is_compared_with_the_server_without_it(drafting: Report) -> None:
     logs = [Path(file.path) for file in drafting.files if file.path.endswith("/server.log")]
-    starts = {log.parts[1] for log in logs if log.parts[0] == "speculation"}
-    in_turn = drafting.plan.undrafted_in_turn
-    assert starts == ({"start-1", "start-2", "start-3"} if in_turn else {"undrafted"})
+    assert {log.parts[1] for log in logs if log.parts[0] == "speculation"} == {"start-1", "start-2", "start-3"}
     assert {gate.verdict for gate in drafting.judgement.gates} == {"pass"}
     accepted = measured(drafting, "speculation")["acceptance_length_batch1_tok"]
     if undisturbed(accepted):
