@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.failure.meanings import FailureClass, Turn
 
 CAPTURED = Path(__file__).parents[1] / "engine" / "captured"

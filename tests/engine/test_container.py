@@ -21,7 +21,7 @@ from vllm_qualify.engine.containers import leftovers
 from vllm_qualify.engine.containers.leftovers import CELL_LABEL, OWNER_LABEL, ROLE_LABEL, RUN_LABEL, owner_label
 from vllm_qualify.engine.containers.plan import Bind, ContainerPlan, command_line, shell_command
 from vllm_qualify.engine.containers.run import RunningContainer
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.process import Leftover
 from vllm_qualify.errors import HostError
 

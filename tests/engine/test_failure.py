@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.builders.failures import CAPTURED, CASES, FAILED, GIVEN_UP, KILLED, MADE_CASES, USAGE, Case
 from tests.builders.signs import LINES
 from tests.builders.signs import SAID as LINES_SAID
-from vllm_qualify.engine.failure.classify import MOST_LINES, End, classify_log
+from vllm_qualify.engine.failure.classify import MOST_LINES, classify_log
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass
 from vllm_qualify.engine.failure.signs import GENERAL_SIGNS, LAST_SIGNS, SIGNS, SIGNS_OF_CLASSES
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders.server_plans import IMAGE, PROCESS, plan
 from vllm_qualify.engine.containers.run import RunningContainer
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.launchers import ImageLauncherName, LauncherName
 from vllm_qualify.engine.launchers.registry import LAUNCHERS, launcher_of
 from vllm_qualify.engine.process import Leftover, Running, RunningProcess

@@ -20,7 +20,7 @@ from vllm_qualify.engine import image
 from vllm_qualify.engine.containers.leftovers import OWNER_LABEL, RUN_LABEL, find_leftovers, remove_leftovers
 from vllm_qualify.engine.containers.plan import Bind, ContainerPlan, command_line, create_container
 from vllm_qualify.engine.containers.run import RunningContainer, copy_file_out, run_once, running_command, running_container
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.engine.provision import read_machine
 from vllm_qualify.errors import CallerError, HostError, QualifyError, ReleaseError

@@ -17,7 +17,7 @@ from typing import BinaryIO, ClassVar, TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.confinement import Confinement
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.host import lock_descriptors
 from vllm_qualify.errors import HostError, writing
 from vllm_qualify.recipe.values import Frozen

@@ -13,7 +13,7 @@ from vllm_qualify.engine.confinement import STATISTICS_OFF, paths_within
 from vllm_qualify.engine.containers.leftovers import CELL_LABEL, ROLE_LABEL, RUN_LABEL
 from vllm_qualify.engine.containers.plan import SERVED_PORT, Bind, ContainerPlan
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.engine.failure.classify import End, classify_log
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.failure.meanings import Turn
 from vllm_qualify.engine.hub import cache_folder, folder_name
 from vllm_qualify.engine.image import EngineImage
@@ -357,6 +357,9 @@ def check_alive(process: Running) -> None:
 
 def error_of(process: Running, end: End) -> QualifyError:
     """The error for a server that ended or was given up; its class says who must act."""
+    # Only a failure needs its import, which takes half a second.
+    from vllm_qualify.engine.failure.classify import classify_log
+
     failure = classify_log(text_of(process.log), end, in_image=process.in_image)
     errors: dict[Turn, type[QualifyError]] = {
         "recipe": RecipeError,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_qualify.engine import server
-from vllm_qualify.engine.failure.classify import End
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.launchers.registry import launcher_of
 from vllm_qualify.engine.process import tail, text_of
 from vllm_qualify.engine.server import STAGE, Labels, Server, ServerPlan, Starting

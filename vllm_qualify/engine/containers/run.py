@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vllm_qualify.engine.containers.host import GONE, docker_host, engine_message, gone_error
 from vllm_qualify.engine.containers.leftovers import RUN_LABEL, force_removal
 from vllm_qualify.engine.containers.plan import ContainerPlan, create_container
-from vllm_qualify.engine.failure.classify import End
 from vllm_qualify.engine.failure.docker import classify_start
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.guard import write_state
 from vllm_qualify.engine.process import Running, open_log, signals_held
 from vllm_qualify.engine.watch import first_in_container

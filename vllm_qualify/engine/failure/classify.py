@@ -15,6 +15,7 @@ from typing import cast
 
 from pydantic import Field
 
+from vllm_qualify.engine.failure.end import End
 from vllm_qualify.engine.failure.families import NOT_OF_A_START
 from vllm_qualify.engine.failure.lines import EXCEPTION, LONGEST_READ, remove_quotation, telling_text, without_prefixes
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS, FailureClass, Meaning, Turn
@@ -26,27 +27,8 @@ from vllm_qualify.engine.failure.wrapped import remove_colours
 from vllm_qualify.recipe.values import Frozen
 
 MOST_LINES = 6
-HIGHEST_SIGNAL = 64
 REFUSALS: tuple[FailureClass, ...] = ("refused-configuration", "invalid-value")
 READY = "Application startup complete"
-
-
-class End(Frozen):
-    """How a server ended, or that it was given up."""
-
-    exit_code: int | None = Field(
-        description="None: it still ran when it was given up; below zero, or 128 and a signal: that signal"
-    )
-    oom_killed: bool = Field(default=False, description="the container runtime says that the memory limit killed a process")
-    waited_s: float | None = Field(default=None, description="how long it was waited for, if it was given up")
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it. A container and a shell report it as 128 plus the signal."""
-        code = self.exit_code or 0
-        if code < 0:
-            return -code
-        return code - 128 if 128 < code <= 128 + HIGHEST_SIGNAL else None
 
 
 class Failure(Frozen):
