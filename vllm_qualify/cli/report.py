@@ -45,7 +45,7 @@ def report_diff(
     store: StoreOfReports = None,
     json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
-    """Compare two reports, of any cells: what went into them, and what came out."""
+    """Compare two reports, of any cells. Shown is what went into them, and what came out."""
     from vllm_qualify.report.diff import diff
 
     compared = diff(*(_find_report(name, store)[0] for name in (a, b)))
@@ -66,7 +66,7 @@ def rejudge(
     recipe: Annotated[str | None, typer.Option(help="Judge by this recipe's gates; by default by the run's own.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Judge stored evidence again, without a server, and publish the new report."""
+    """Judge stored evidence again, without a server. The new report is published."""
     from vllm_qualify.plan.gates import judged_by
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.recipe.loading import load_recipe
@@ -83,7 +83,7 @@ def rejudge(
 def publish(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")], store: StoreOption = None
 ) -> None:
-    """Publish the report and the evidence of a run that finished while its store was away. Nothing is judged again."""
+    """Publish a run that finished while its store was away. Nothing is judged again."""
     from vllm_qualify.runs.folder import find_run
     from vllm_qualify.runs.publishing import publish_run
 
