@@ -69,7 +69,7 @@ def approve(
     run = _read_run(opened, report)
     check_judgement(opened, run)
     for departure in Desk(opened, key, {}, trusted=keys_of_others()).departures(run):
-        typer.echo(f"note: run {run.report.run_id} {departure}", err=True)
+        tell(f"note: run {run.report.run_id} {departure}")
     days = valid_days or run.report.plan.approval.valid_days
     done = sign_and_publish(opened, run, wanted, days, key, checked_now(opened))
     typer.echo(f"{run.cell}: {done.decision.summary}, until {done.decision.expires}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, StoreOption, open_named_store, show, undecided, warn
+from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, StoreOption, open_named_store, show, tell, undecided, warn
 from vllm_qualify.errors import CallerError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def rejudge(
     from vllm_qualify.plan.gates import judged_by
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.report.diff import changed_gates, words_of_change
     from vllm_qualify.runs.judging import rejudge as judge_again
     from vllm_qualify.runs.publishing import publish_run
 
@@ -77,6 +78,8 @@ def rejudge(
     prepare(target)
     old = _find_or_fetch(run, store)
     report, fresh = judge_again(old, judged_by(old.plan, load_recipe(recipe).recipe) if recipe else old.plan)
+    for change in changed_gates(old.plan, report.plan):
+        tell(f"judged by other gates than run {old.id}: {words_of_change(change)}")
     _end_published(report, publish_run(report, fresh, target))
 
 
