@@ -28,6 +28,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from vllm_qualify.cli import app
+from vllm_qualify.cli.examples import list_lines
 from vllm_qualify.engine.failure.meanings import IN_AN_IMAGE, MEANINGS
 from vllm_qualify.evidence.sequential import FALSE_FAIL_AT_MARGIN, FALSE_FAIL_OF_RELEASE, FALSE_PASS
 from vllm_qualify.judge.verdict import WORST_FIRST, Checks
@@ -643,6 +644,7 @@ def _command_section(path: list[str], command: Any) -> Iterator[str]:
     named = " ".join(["vllm-qualify", *path, *((each.metavar or each.name.upper()) for each in arguments)])
     yield f"## {' '.join(path)}"
     yield f"`{named}`: {' '.join((command.help or '').split())}"
+    yield "\n".join(["```sh", *list_lines(" ".join(path)), "```"])
     options = [each for each in command.params if each.param_type_name == "option" and each.name != "help"]
     if options:
         yield table(["option", "meaning"], ([_option(each), " ".join((each.help or "").split())] for each in options))

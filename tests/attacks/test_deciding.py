@@ -314,6 +314,40 @@ def test_a_plan_that_leaves_out_how_chats_are_counted_is_for_a_person(
     assert [*Desk(store, key, {}).departures(run)] == [why]
 
 
+def test_whoever_judges_again_without_a_gate_is_found_out(desk: Desk, store: Store, tmp_path: Path) -> None:
+    """Also by a second judging with the same gates; what the run itself was measured for counts."""
+    first = publish_report(store, tmp_path / "runs", OLDER)
+    (gone, *kept) = first.report.plan.gates
+    runs: list[PublishedRun] = []
+    for run_id, origin in ((RUN, OLDER), (NEWER, RUN)):
+        change = change_of("plan", approval=AUTOMATIC, gates=kept)
+        runs.append(publish_report(store, tmp_path / "runs", run_id, judged_from(origin, change)))
+    told = f"was judged by other gates than run {OLDER} was: {gone.label} removed: "
+    assert all(any(line.startswith(told) for line in desk.departures(run)) for run in runs)
+    assert all("was judged by other gates" in desk.why_by_hand(run) for run in runs)
+
+
+@pytest.mark.parametrize("origin", ["20260101T000000Z-abcdef", RUN])
+def test_a_report_that_was_judged_again_from_a_run_that_is_nowhere_is_for_a_person(
+    desk: Desk, store: Store, tmp_path: Path, origin: str
+) -> None:
+    """Or from itself."""
+    run = publish_report(store, tmp_path / "runs", RUN, judged_from(origin, change_of("plan", approval=AUTOMATIC)))
+    why = f"was judged again from run {origin}, whose report is not in the store: its gates are not known"
+    assert why in [*desk.departures(run)]
+    assert desk.why_by_hand(run) == why
+
+
+def test_a_report_that_was_judged_again_by_the_same_gates_tells_of_none(desk: Desk, store: Store, tmp_path: Path) -> None:
+    publish_report(store, tmp_path / "runs", OLDER)
+    run = publish_report(store, tmp_path / "runs", RUN, judged_from(OLDER, change_of("plan", approval=AUTOMATIC)))
+    assert not [line for line in desk.departures(run) if "judged" in line]
+
+
+def judged_from(origin: str, change: Change) -> Change:
+    return lambda report: changed(change(report), rejudged_from=origin)
+
+
 def test_a_plan_that_makes_up_how_little_starts_differ_is_for_a_person(
     desk: Desk, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

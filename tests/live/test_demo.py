@@ -89,6 +89,8 @@ def test_stored_evidence_is_judged_again_without_a_server(approved: Qualified, t
     strict = run(fresh_home, COMMAND, "rejudge", approved.folder.name, "--store", approved.store, "--recipe", stricter)
     assert strict.returncode == 1, strict.stderr
     assert "NOT PASSED" in strict.stdout
+    told = f"judged by other gates than run {approved.folder.name}: exact_match (gsm8k, strict-match) changed: "
+    assert (strict.stderr.count(told), same.stderr.count("other gates")) == (1, 0)
     # the only gate that was changed is the only one that does not pass
     assert "1 fail, 24 pass" in strict.stdout or "1 inconclusive, 24 pass" in strict.stdout
 

@@ -28,9 +28,20 @@ from vllm_qualify.recipe.accuracy import Likelihood
 from vllm_qualify.recipe.gates import gate_of
 from vllm_qualify.recipe.load import Load, Slo
 from vllm_qualify.recipe.metrics import METRICS
-from vllm_qualify.report.diff import NO_NOISE_KNOWN, WITHIN_NOISE, Change, Moved, ReportDiff, changed_settings, diff
+from vllm_qualify.report.diff import (
+    NO_NOISE_KNOWN,
+    WITHIN_NOISE,
+    Change,
+    Moved,
+    ReportDiff,
+    changed_gates,
+    changed_settings,
+    diff,
+    words_of_change,
+)
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.terminal import show_diff
+from vllm_qualify.report.words import words_of_bound
 
 OTHER_GPU = Fingerprint(
     gpu_type="h100", name="NVIDIA H100", count=1, memory_mib=81559, compute_capability="9.0", driver="575.51.03"
@@ -315,6 +326,37 @@ def test_verdicts_that_changed_are_reported_and_so_are_waivers(approved: Report,
     (change,) = diff(not_approved, waived).verdicts
     assert (change.a_counts_as, change.b_counts_as) == ("fail", "pass")
     assert f"{failing.gate.label}: fail → fail, waived" in _print_diff(diff(not_approved, waived))
+
+
+def test_a_gate_that_only_one_has_is_a_difference_of_verdicts_unless_it_passed(approved: Report, not_approved: Report) -> None:
+    """Who takes a gate away that failed gets a report that passed."""
+    failing = next(gate for gate in not_approved.judgement.gates if gate.verdict == "fail")
+    others = [gate for gate in not_approved.judgement.gates if gate != failing]
+    without = changed(not_approved, "judgement", gates=others)
+    (change,) = diff(not_approved, without).verdicts
+    assert (change.gate, change.a, change.b, change.b_counts_as) == (failing.gate.label, "fail", None, None)
+    assert change.because == f"B has no such gate; in A: {failing.because}"
+    (change,) = diff(without, not_approved).verdicts
+    assert (change.a, change.b, change.because) == (None, "fail", failing.because)
+    shown = _print_diff(diff(not_approved, without))
+    assert f"{failing.gate.label}: fail → no gate: B has no such gate" in " ".join(shown.split())
+    assert "Verdicts: no difference" not in shown
+    passing = approved.judgement.gates[0]
+    fewer = changed(approved, "judgement", gates=approved.judgement.gates[1:])
+    assert passing.verdict == "pass"
+    assert diff(approved, fewer).verdicts == []
+
+
+def test_a_change_is_told_on_one_line_whatever_a_waiver_says(approved: Report) -> None:
+    gone, *kept = approved.plan.gates
+    waiver = waiver_of(kept[0].label, "Grace", "it is\nslow")
+    other = approved.plan.model_copy(update={"gates": kept, "waivers": [waiver]})
+    told = [words_of_change(change) for change in changed_gates(approved.plan, other)]
+    assert f"{gone.label} removed: {words_of_bound(gone)}" in told
+    (added,) = (line for line in told if line.startswith("waiver of "))
+    assert added.endswith("by Grace: it is slow")
+    assert " added: until " in added
+    assert changed_gates(approved.plan, approved.plan) == []
 
 
 # --- in the terminal

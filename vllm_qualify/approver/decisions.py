@@ -16,9 +16,11 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import CallerError
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.conformity import counts_chats_as_now, difference
-from vllm_qualify.publish.store import Store, checked_now
+from vllm_qualify.publish.bundle import UnreadableError
+from vllm_qualify.publish.store import MissingObjectError, Store, checked_now
 from vllm_qualify.recipe.metrics import SLO_COST
 from vllm_qualify.recipe.recipe import LoadedRecipe
+from vllm_qualify.report.diff import changed_gates, words_of_change
 from vllm_qualify.runs import judging
 from vllm_qualify.runs.anchor import why_not_the_cells
 from vllm_qualify.runs.baseline import departures_of_baseline
@@ -120,6 +122,7 @@ class Desk:
         for engine, verb in ((plan.server.engine, "served"), (plan.client_image, "measured")):
             if isinstance(engine, EngineImage) and engine.repository not in self.images:
                 yield f"was {verb} from {engine.pinned}, and the approver's images are {', '.join(self.images)}"
+        yield from self._find_other_gates(run)
         yield from departures_of_tries(run, self.store)
         if reason := why_not_the_cells(plan, self.store):
             yield reason
@@ -130,6 +133,23 @@ class Desk:
             between = between_by_pointers(run, self.store)
             if between != plan.between and not judging.passes_with(self.store, run, between):
                 yield "rests on how much starts of the server differ, and passes only by other approved runs than the store's"
+
+    def _find_other_gates(self, run: PublishedRun) -> Iterator[str]:
+        """How the gates of a report that was judged again differ from those of the run that was measured.
+
+        It may have been judged again several times: what the first report had counts. Raises StoreError.
+        """
+        first, seen = run.report, {run.run_id}
+        while (origin := first.rejudged_from) and origin not in seen:
+            seen.add(origin)
+            try:
+                first = read_run(self.store, run.cell, origin).report
+            except (MissingObjectError, UnreadableError):
+                break
+        if first.rejudged_from:
+            yield f"was judged again from run {first.rejudged_from}, whose report is not in the store: its gates are not known"
+        elif others := changed_gates(first.plan, run.report.plan):
+            yield f"was judged by other gates than run {first.run_id} was: {'; '.join(map(words_of_change, others))}"
 
     def _find_unsigned(self, plan: CellPlan) -> Iterator[str]:
         """Runs that the plan is held against and that nobody approved whom this desk knows: a pointer alone is no approval."""

@@ -50,7 +50,7 @@ def approve(
     store: StoreOption = None,
     valid_days: Annotated[int | None, typer.Option(min=1, max=3650, help="By default the recipe's.")] = None,
 ) -> None:
-    """Approve a published report that passed: judge its evidence again, sign it, and make it the cell's approval.
+    """Approve a published report that passed. Its evidence is judged again, it is signed, and it is then the cell's approval.
 
     What of the run is not as the store has it is told, and stops nothing: other tries, another baseline, another's image.
 
@@ -69,7 +69,7 @@ def approve(
     run = _read_run(opened, report)
     check_judgement(opened, run)
     for departure in Desk(opened, key, {}, trusted=keys_of_others()).departures(run):
-        typer.echo(f"note: run {run.report.run_id} {departure}", err=True)
+        tell(f"note: run {run.report.run_id} {departure}")
     days = valid_days or run.report.plan.approval.valid_days
     done = sign_and_publish(opened, run, wanted, days, key, checked_now(opened))
     typer.echo(f"{run.cell}: {done.decision.summary}, until {done.decision.expires}")
@@ -78,7 +78,7 @@ def approve(
 
 
 def reject(report: ReportArgument, by: By, reason: Reason, store: StoreOption = None) -> None:
-    """Decide that a published report is not to be deployed, whatever its verdict."""
+    """Decide that a report is not to be deployed. Its verdict does not matter."""
     from vllm_qualify.approval.actions import reject as keep_rejection
     from vllm_qualify.approval.decision import ruling
     from vllm_qualify.publish.store import checked_now
@@ -115,7 +115,7 @@ def revoke(
 def approved_list(
     store: StoreOption = None, json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
 ) -> None:
-    """Every cell that was ever approved, with the state of its last approval. Signatures are not checked: see verify."""
+    """Every cell that was ever approved, and its last approval's state. Signatures are not checked: see verify."""
     from vllm_qualify.approval.matrix import as_json, matrix, table
 
     opened = open_named_store(store)
@@ -163,7 +163,7 @@ def approved_export(
     run: Annotated[str | None, typer.Option(metavar="RUN", help="By default the cell's last approval.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Copy an approval with all its evidence into a folder, where `verify` needs no network."""
+    """Copy an approval with all its evidence into a folder. There `verify` needs no network."""
     from vllm_qualify.approval.verify import export
 
     typer.echo(folder.absolute() / export(open_named_store(store), cell, folder, run).key)
@@ -176,7 +176,10 @@ def verify(
     deep: Annotated[bool, typer.Option("--deep", help="Judge the evidence again, too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="What holds, with the signed statement, as JSON.")] = False,
 ) -> None:
-    """Check an approval: signature, state and expiry, every gate of the plan, and the digest of every piece of evidence."""
+    """Check whether an approval holds.
+
+    That is its signature, its state and expiry, every gate of the plan, and the digest of every piece of evidence.
+    """
     from vllm_qualify.approval.published import read_run
     from vllm_qualify.approval.verify import store_of_file, verify_file
     from vllm_qualify.approval.verify import verify as verify_cell

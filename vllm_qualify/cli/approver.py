@@ -66,7 +66,7 @@ def approver_serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8304,
 ) -> None:
-    """Let people decide about a store's reports, and approve what its recipes approve themselves.
+    """Let people decide about a store's reports. What its recipes approve themselves is approved.
 
     It signs with VLLM_QUALIFY_PRIVATE_KEY (PEM) or VLLM_QUALIFY_PRIVATE_KEY_FILE. No other part of a fleet needs that key. The
     keys of others who approve baselines are in VLLM_QUALIFY_PUBLIC_KEY or VLLM_QUALIFY_PUBLIC_KEY_FILE.

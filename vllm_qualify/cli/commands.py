@@ -13,6 +13,7 @@ import typer
 
 from vllm_qualify.cli import approval
 from vllm_qualify.cli.approver import approver_app
+from vllm_qualify.cli.examples import add_examples
 from vllm_qualify.cli.recipe import data_app, recipe_app
 from vllm_qualify.cli.report import publish, rejudge, report_app
 from vllm_qualify.cli.run import demo, run
@@ -28,6 +29,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # In a table the names of options are cut where the terminal is narrow.
+    rich_markup_mode=None,
 )
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
@@ -38,6 +41,7 @@ for command in (run, demo, rejudge, publish, prune):
     app.command(epilog=EXIT_CODES)(command)
 approval.add_to(app)
 app.command(epilog="Exit codes: 0 all that is needed is there, 3 something is missing.")(doctor)
+add_examples(app)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -31,7 +31,7 @@ def recipe_check(
     allow_code: AllowCodeOption = False,
     json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
-    """Compare a recipe with what a vLLM takes, without a GPU; by default with the engine that `run` would use."""
+    """Compare a recipe with what a vLLM takes, without a GPU. By default it is the engine that `run` would use."""
     from vllm_qualify.drift.candidate import find_candidate, find_other
     from vllm_qualify.drift.check import check_recipe
     from vllm_qualify.evidence.accuracy.checked_tasks import with_tasks
@@ -64,7 +64,7 @@ def recipe_show(
     variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,
     image: Annotated[str | None, typer.Option(help="By default vllm/vllm-openai of the version, or the newest known.")] = None,
 ) -> None:
-    """Show config file, environment and docker command of the servers, for any GPU type and version."""
+    """Show the config file and the command of each server. GPU type and version can be any."""
     from vllm_qualify.plan.choice import Choice
     from vllm_qualify.plan.dry_run import server_scripts
     from vllm_qualify.recipe.loading import load_recipe
@@ -92,7 +92,7 @@ def recipe_import(
     ] = None,
     allow_code: AllowCodeOption = False,
 ) -> None:
-    """Make a recipe of one of vllm-project/recipes: its servers get exactly the published arguments and environment."""
+    """Make a recipe of one of vllm-project/recipes. Its servers get exactly the published arguments and environment."""
     from vllm_qualify.recipe.code import check_import_allowed
     from vllm_qualify.recipe.importing import import_recipe, render_recipe, write_recipe
 
@@ -127,7 +127,7 @@ def data_fetch(
     task: Annotated[str | None, typer.Option(help="Only this task; by default all whose data is not here.")] = None,
     allow_code: AllowCodeOption = False,
 ) -> None:
-    """Fetch the data of a recipe's tasks as files, for hosts without a hub, and show the lines that name them in the recipe."""
+    """Fetch the data of a recipe's tasks for hosts without a hub. Shown are the lines that name the files in the recipe."""
     from vllm_qualify.errors import CallerError
     from vllm_qualify.evidence.accuracy.data import fetch
     from vllm_qualify.plan.questions import SUFFIX

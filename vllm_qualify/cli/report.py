@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, StoreOption, open_named_store, show, undecided, warn
+from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, PASSED, StoreOption, open_named_store, show, tell, undecided, warn
 from vllm_qualify.errors import CallerError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report_diff(
     store: StoreOfReports = None,
     json: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
-    """Compare two reports, of any cells: what went into them, and what came out."""
+    """Compare two reports, of any cells. Shown is what went into them, and what came out."""
     from vllm_qualify.report.diff import diff
 
     compared = diff(*(_find_report(name, store)[0] for name in (a, b)))
@@ -66,10 +66,11 @@ def rejudge(
     recipe: Annotated[str | None, typer.Option(help="Judge by this recipe's gates; by default by the run's own.")] = None,
     store: StoreOption = None,
 ) -> None:
-    """Judge stored evidence again, without a server, and publish the new report."""
+    """Judge stored evidence again, without a server. The new report is published."""
     from vllm_qualify.plan.gates import judged_by
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.recipe.loading import load_recipe
+    from vllm_qualify.report.diff import changed_gates, words_of_change
     from vllm_qualify.runs.judging import rejudge as judge_again
     from vllm_qualify.runs.publishing import publish_run
 
@@ -77,13 +78,15 @@ def rejudge(
     prepare(target)
     old = _find_or_fetch(run, store)
     report, fresh = judge_again(old, judged_by(old.plan, load_recipe(recipe).recipe) if recipe else old.plan)
+    for change in changed_gates(old.plan, report.plan):
+        tell(f"judged by other gates than run {old.id}: {words_of_change(change)}")
     _end_published(report, publish_run(report, fresh, target))
 
 
 def publish(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's id or folder.")], store: StoreOption = None
 ) -> None:
-    """Publish the report and the evidence of a run that finished while its store was away. Nothing is judged again."""
+    """Publish a run that finished while its store was away. Nothing is judged again."""
     from vllm_qualify.runs.folder import find_run
     from vllm_qualify.runs.publishing import publish_run
 

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from vllm_qualify.cli.flow import flow_module
-from vllm_qualify.cli.words import NOT_PASSED, PASSED, AllowCodeOption, StoreOption, open_named_store, show, undecided
+from vllm_qualify.cli.words import (
+    NOT_PASSED,
+    PASSED,
+    AllowCodeOption,
+    RecipeArgument,
+    StoreOption,
+    open_named_store,
+    show,
+    undecided,
+)
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import CallerError, HostError
 from vllm_qualify.plan.request import Against, Reuse, ReusedRuns
@@ -21,7 +30,7 @@ Weights = Literal["bf16", "regressed"]
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe of the catalog, like `reference`, or the path of a YAML file.")],
+    recipe: RecipeArgument,
     gpu_type: Annotated[str | None, typer.Option(help="By default this machine's.")] = None,
     profile: Annotated[str | None, typer.Option(help="By default every profile of the GPU type.")] = None,
     variant: Annotated[str | None, typer.Option(help="By default the GPU type's default variant.")] = None,

@@ -16,7 +16,7 @@ def trace_check(
     most: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only so many requests, the first ones.")] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """Show what a trace asks: arrivals, lengths, and how much a prefix cache can hit. A load can replay it (`load.trace`)."""
+    """Show arrivals and lengths of a trace, and what a cache can hit. A load can replay it (`load.trace`)."""
     from vllm_qualify.recipe.traces.reading import read_trace
     from vllm_qualify.recipe.traces.summary import summary_of
 
@@ -45,7 +45,7 @@ def trace_make(
     turns_apart_s: Annotated[float, typer.Option(min=0, help="Of conversations: from one turn to the next, in s.")] = 10.0,
     most: Annotated[int | None, typer.Option("--num-conversations", min=1, help="Only so many, the first ones.")] = None,
 ) -> None:
-    """Make a trace of what production keeps: times and numbers of tokens, without texts and without names."""
+    """Make a trace of what production keeps. It has times and numbers of tokens, no texts and no names."""
     from vllm_qualify.engine.environment import find_engine
     from vllm_qualify.engine.tokens import count_tokens
     from vllm_qualify.errors import CallerError, writing

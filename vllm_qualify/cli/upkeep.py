@@ -10,7 +10,7 @@ from vllm_qualify.cli.words import WORLD, StoreOption, open_named_store
 def doctor(
     clean: Annotated[bool, typer.Option("--clean", help="Remove the containers that killed runs left behind.")] = False,
 ) -> None:
-    """Show what this machine has and lacks, one line each with the remedy."""
+    """Show what this machine has and lacks. Each line has its remedy."""
     from vllm_qualify.doctor import examine
     from vllm_qualify.engine.launchers.registry import LAUNCHERS
 
@@ -32,7 +32,7 @@ def prune(
         bool, typer.Option("--delete", help="Remove the reports. Without this option they are only listed.")
     ] = False,
 ) -> None:
-    """Remove old reports from a store, and the evidence that only they use.
+    """Remove old reports, and the evidence that only they use.
 
     Reports with a decision, baselines, and the evidence of both are kept. Nothing can be published meanwhile.
     If the command was stopped, run it again.

@@ -1,5 +1,6 @@
 """Two reports side by side, inputs and results. Only like is compared with like: else nothing is called better or worse."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from pydantic import JsonValue
 from vllm_qualify.engine.server import ServerPlan
 from vllm_qualify.evidence.measurement import Measurement
 from vllm_qualify.evidence.stages.table import TABLE
-from vllm_qualify.judge.verdict import Outcome, bounds_of
+from vllm_qualify.judge.verdict import GateVerdict, Outcome, bounds_of
 from vllm_qualify.plan.cell import CellPlan, LikelihoodPlan
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.metrics import GOODPUT, METRICS, SLO_COST, STAGES, Direction, StageName
@@ -81,13 +82,16 @@ class Moved(Frozen):
 
 
 class VerdictChange(Frozen):
-    """A gate of both reports whose verdict differs, or whose counted verdict differs because of a waiver."""
+    """A gate whose verdict differs, or whose counted verdict differs because of a waiver.
+
+    Of a gate that only one report has, the other's verdict is null, and it is listed unless it passed.
+    """
 
     gate: str
-    a: Verdict
-    b: Verdict
-    a_counts_as: Verdict
-    b_counts_as: Verdict
+    a: Verdict | None
+    b: Verdict | None
+    a_counts_as: Verdict | None
+    b_counts_as: Verdict | None
     because: str
 
 
@@ -124,13 +128,34 @@ def diff(a: Report, b: Report) -> ReportDiff:
         server=changed_settings(effective_server(a.plan), effective_server(b.plan)),
         environment=changed_settings(a.plan.server.variables, b.plan.server.variables),
         workload=changed_settings(_workload_settings(a.plan), _workload_settings(b.plan)),
-        gates=changed_settings(_gate_settings(a.plan), _gate_settings(b.plan)),
+        gates=changed_gates(a.plan, b.plan),
         tools=changed_settings(_tool_versions(a), _tool_versions(b)),
         verdicts=_changed_verdicts(a, b),
         measurements=[_compare_measurement(*key, ours[key], theirs[key], unlike) for key in ours if key in theirs],
         alone_a=[label for stage, label in ours if (stage, label) not in theirs],
         alone_b=[label for stage, label in theirs if (stage, label) not in ours],
     )
+
+
+def changed_gates(a: CellPlan, b: CellPlan) -> list[Change]:
+    """What two plans judge by that differs: bounds, waivers, and the runs to compare with."""
+    return changed_settings(_gate_settings(a), _gate_settings(b))
+
+
+def words_of_change(change: Change) -> str:
+    """The change in a few words, for a sentence: on one line, whatever line ends a waiver's reason has."""
+    settings = [" ".join(setting_words(setting).split()) for setting in (change.a, change.b) if setting is not None]
+    return f"{change.what} {change.kind}: {' → '.join(settings)}"
+
+
+def setting_words(setting: JsonValue) -> str:
+    """The setting. Text has no quotes, unless it would look like another type: "1" is not 1."""
+    if isinstance(setting, str) and setting.strip():
+        try:
+            json.loads(setting)
+        except ValueError:
+            return setting
+    return json.dumps(setting, ensure_ascii=False)
 
 
 def changed_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
@@ -211,14 +236,22 @@ def _tool_versions(report: Report) -> dict[str, Any]:
 
 
 def _changed_verdicts(a: Report, b: Report) -> list[VerdictChange]:
-    before = {result.gate.label: result for result in a.judgement.gates}
-    changes = []
-    for new in b.judgement.gates:
-        old = before.get(new.gate.label)
-        if old and (old.verdict, old.counts_as) != (new.verdict, new.counts_as):
-            counted = {"a_counts_as": old.counts_as, "b_counts_as": new.counts_as}
-            changes.append(VerdictChange(gate=new.gate.label, a=old.verdict, b=new.verdict, **counted, because=new.because))
-    return changes
+    before, after = ({result.gate.label: result for result in report.judgement.gates} for report in (a, b))
+    pairs = {label: (before.get(label), after.get(label)) for label in [*after, *before]}
+    return [_change_verdict(label, *pair) for label, pair in pairs.items() if _is_other_verdict(*pair)]
+
+
+def _is_other_verdict(old: GateVerdict | None, new: GateVerdict | None) -> bool:
+    if old and new:
+        return (old.verdict, old.counts_as) != (new.verdict, new.counts_as)
+    return any(alone.verdict != "pass" for alone in (old, new) if alone)
+
+
+def _change_verdict(label: str, old: GateVerdict | None, new: GateVerdict | None) -> VerdictChange:
+    verdicts = {"a": old and old.verdict, "b": new and new.verdict}
+    counted = {"a_counts_as": old and old.counts_as, "b_counts_as": new and new.counts_as}
+    because = new.because if new else f"B has no such gate; in A: {old.because}" if old else ""
+    return VerdictChange(gate=label, **verdicts, **counted, because=because)
 
 
 def _compared_measurements(report: Report) -> dict[tuple[StageName, str], Measurement]:

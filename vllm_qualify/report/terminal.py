@@ -1,10 +1,8 @@
 """Reports in the terminal: the first screen of one report, or two reports side by side."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic import JsonValue
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +12,7 @@ from vllm_qualify.drift.finding import WITHOUT_EFFECT
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.metrics import CONTRACT_METRICS
 from vllm_qualify.report import head, words
-from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Trend, VerdictChange
+from vllm_qualify.report.diff import Change, ChangeKind, Moved, ReportDiff, Trend, VerdictChange, setting_words
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 from vllm_qualify.secrets import plain
@@ -95,30 +93,25 @@ def _print_unlike(diff: ReportDiff, console: Console) -> None:
 def _print_changes(title: str, changed: Sequence[Change], console: Console) -> None:
     _print_wrapped(_plain_text(title if changed else f"{title}: no difference", console, "bold"), console)
     for change in changed:
-        settings = [_setting_words(setting) for setting in (change.a, change.b) if setting is not None]
+        settings = [setting_words(setting) for setting in (change.a, change.b) if setting is not None]
         line = f"{MARKS[change.kind]} {change.what}: {' → '.join(settings)}"
         _print_wrapped(_plain_text(line, console), console, INDENT)
-
-
-def _setting_words(setting: JsonValue) -> str:
-    """The setting. Text has no quotes, unless it would look like another type: "1" is not 1."""
-    if isinstance(setting, str) and setting.strip():
-        try:
-            json.loads(setting)
-        except ValueError:
-            return setting
-    return json.dumps(setting, ensure_ascii=False)
 
 
 def _print_verdicts(changed: Sequence[VerdictChange], console: Console) -> None:
     _print_wrapped(_plain_text("Verdicts" if changed else "Verdicts: no difference", console, "bold"), console)
     for change in changed:
         old, new = _verdict_words(change.a, change.a_counts_as), _verdict_words(change.b, change.b_counts_as)
-        texts = [_plain_text(f"{change.gate}: {old} → ", console), _plain_text(new, console, STYLES[change.b])]
+        texts = [
+            _plain_text(f"{change.gate}: {old} → ", console),
+            _plain_text(new, console, STYLES[change.b] if change.b else ""),
+        ]
         _print_wrapped(Text.assemble(*texts, _plain_text(f": {change.because}", console)), console, INDENT)
 
 
-def _verdict_words(verdict: Verdict, counts_as: Verdict) -> str:
+def _verdict_words(verdict: Verdict | None, counts_as: Verdict | None) -> str:
+    if verdict is None:
+        return "no gate"
     return verdict if verdict == counts_as else f"{verdict}, waived"
 
 
