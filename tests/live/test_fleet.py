@@ -1,6 +1,5 @@
 """A fleet of real services: whatever is killed in whatever stage, the qualification ends, and nothing is done twice."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,9 +32,7 @@ pytestmark = pytest.mark.fleet
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS: dict[str, Any] = YAML(typ="safe").load((ROOT / "deployments" / "prefect.yaml").read_text())
-# Without a command Prefect puts a process of its own before that of each run, and another behind one that crashed: a sixth of
-# all that these tests compute. tests/live/test_docker_fleet.py has both.
-JOB: dict[str, Any] = DEPLOYMENTS["definitions"]["job"] | {"command": f"{sys.executable} -m prefect.engine"}
+JOB: dict[str, Any] = DEPLOYMENTS["definitions"]["job"]
 STAGES = [STARTS, *DONE_ONCE]
 # What is killed while runs are held; services one after another, each started again before the next.
 VICTIMS = {"flow": ["flow"], "services": ["worker", "server", "postgres"]}
