@@ -322,9 +322,9 @@ def test_whoever_judges_again_without_a_gate_is_found_out(desk: Desk, store: Sto
     for run_id, origin in ((RUN, OLDER), (NEWER, RUN)):
         change = change_of("plan", approval=AUTOMATIC, gates=kept)
         runs.append(publish_report(store, tmp_path / "runs", run_id, judged_from(origin, change)))
-    told = f"was judged by other gates than run {OLDER} was: {gone.label} removed: "
+    told = f"judges run {OLDER} again with other gates: {gone.label} removed: "
     assert all(any(line.startswith(told) for line in desk.departures(run)) for run in runs)
-    assert all("was judged by other gates" in desk.why_by_hand(run) for run in runs)
+    assert all("again with other gates" in desk.why_by_hand(run) for run in runs)
 
 
 @pytest.mark.parametrize("origin", ["20260101T000000Z-abcdef", RUN])
@@ -333,7 +333,7 @@ def test_a_report_that_was_judged_again_from_a_run_that_is_nowhere_is_for_a_pers
 ) -> None:
     """Or from itself."""
     run = publish_report(store, tmp_path / "runs", RUN, judged_from(origin, change_of("plan", approval=AUTOMATIC)))
-    why = f"was judged again from run {origin}, whose report is not in the store: its gates are not known"
+    why = f"judges run {origin} again, and the store has no report of that run: its gates are not known"
     assert why in [*desk.departures(run)]
     assert desk.why_by_hand(run) == why
 
@@ -341,7 +341,7 @@ def test_a_report_that_was_judged_again_from_a_run_that_is_nowhere_is_for_a_pers
 def test_a_report_that_was_judged_again_by_the_same_gates_tells_of_none(desk: Desk, store: Store, tmp_path: Path) -> None:
     publish_report(store, tmp_path / "runs", OLDER)
     run = publish_report(store, tmp_path / "runs", RUN, judged_from(OLDER, change_of("plan", approval=AUTOMATIC)))
-    assert not [line for line in desk.departures(run) if "judged" in line]
+    assert not [line for line in desk.departures(run) if line.startswith("judges run")]
 
 
 def judged_from(origin: str, change: Change) -> Change:

@@ -147,9 +147,9 @@ class Desk:
             except (MissingObjectError, UnreadableError):
                 break
         if first.rejudged_from:
-            yield f"was judged again from run {first.rejudged_from}, whose report is not in the store: its gates are not known"
+            yield f"judges run {first.rejudged_from} again, and the store has no report of that run: its gates are not known"
         elif others := changed_gates(first.plan, run.report.plan):
-            yield f"was judged by other gates than run {first.run_id} was: {'; '.join(map(words_of_change, others))}"
+            yield f"judges run {first.run_id} again with other gates: {'; '.join(map(words_of_change, others))}"
 
     def _find_unsigned(self, plan: CellPlan) -> Iterator[str]:
         """Runs that the plan is held against and that nobody approved whom this desk knows: a pointer alone is no approval."""

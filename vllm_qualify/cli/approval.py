@@ -50,7 +50,7 @@ def approve(
     store: StoreOption = None,
     valid_days: Annotated[int | None, typer.Option(min=1, max=3650, help="By default the recipe's.")] = None,
 ) -> None:
-    """Approve a published report that passed. Its evidence is judged again, it is signed, and it is then the cell's approval.
+    """Approve a published report that passed. Its evidence is judged again first, and the approval is signed.
 
     What of the run is not as the store has it is told, and stops nothing: other tries, another baseline, another's image.
 

@@ -118,7 +118,7 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
     ),
     "key new": (
         Example("key new approver.pem", "A key with a passphrase, and approver.pem.pub."),
-        Example("key new approver.pem --no-passphrase", "One for a service that nobody else reaches."),
+        Example("key new approver.pem --no-passphrase", "Without a passphrase, for a service."),
     ),
 }
 

@@ -82,9 +82,9 @@ class Moved(Frozen):
 
 
 class VerdictChange(Frozen):
-    """A gate whose verdict differs, or whose counted verdict differs because of a waiver.
+    """A gate with different verdicts, or with different counted verdicts because of a waiver.
 
-    Of a gate that only one report has, the other's verdict is null, and it is listed unless it passed.
+    A gate of one report alone is listed unless it passed. The other report's verdict is null.
     """
 
     gate: str
