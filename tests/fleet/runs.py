@@ -14,8 +14,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from tests.fleet.server import PrefectServer
 
 LIMIT_S = 1200.0
-# With a client of its own a question takes a tenth of a second of a core.
-POLL_S = 1.0
+# With a client of its own a question takes a tenth of a second of a core, and the server answers as long.
+POLL_S = 2.0
 LOG_BYTES = 3000
 # A crash is reported by a worker a second time, some seconds later; by then a run that was started again has been heard.
 TEND = {"silent_s": 45, "confirm_s": 1, "settled_s": 45}

@@ -11,7 +11,7 @@ from tests.fleet.service import Service, kill
 
 
 class Worker(Service):
-    """`prefect worker start` of type process, which looks for work every two seconds. The pool must exist."""
+    """`prefect worker start` of type process, which looks for work every five seconds. The pool must exist."""
 
     def __init__(self, folder: Path, api_url: str, pool: str, name: str = "worker", **environment: str) -> None:
         """`environment` is handed on to the flow runs."""
@@ -29,8 +29,8 @@ class Worker(Service):
         return {
             "PREFECT_API_URL": self._api_url,
             # Each look and each sign of life is work for the server, too.
-            "PREFECT_WORKER_HEARTBEAT_SECONDS": "2",
-            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "PREFECT_WORKER_HEARTBEAT_SECONDS": "5",
+            "PREFECT_WORKER_QUERY_SECONDS": "5",
             **self.given,
         }
 

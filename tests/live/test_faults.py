@@ -40,7 +40,7 @@ def approvals(home: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.parametrize("moment", ["before:smoke", "before:contract", "before:accuracy", "before:load", "after:load"])
+@pytest.mark.parametrize("moment", ["before:smoke", "before:accuracy", "after:load"])
 def test_a_server_killed_between_two_stages_is_never_approved(
     moment: str, engine: EngineEnvironment, tmp_path: Path, home: Path, document: Document
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_server_killed_between_two_stages_is_never_approved(
 
 
 def stand_in_for(document: Document, folder: Path) -> dict[str, str]:
-    """A stand-in is killed before the load as well as a real server, and is up half a minute sooner."""
+    """A stand-in is killed before a stage as well as a real server, and is up half a minute sooner."""
     document["variants"]["bf16"]["smoke_golden"] = " It is 7."
     return {"VLLM_QUALIFY_ENGINE": str(make_engine(folder / "engine"))}
 
