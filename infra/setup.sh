@@ -36,7 +36,7 @@ engine() {
 }
 
 # Python looks for garbage after each 700 new objects. During an import that finds nothing, and takes a fifth of vLLM's import.
-# After each 100,000 it is still an eighth of it: 17.8 s of CPU, and 15.5 s after each million, with 7 MiB more (medians of three).
+# After each 100,000 it is still an eighth of it: 17.5 s of CPU, and 15.3 s after each million, with 7 MiB more (medians of three).
 garbage_seldom() {
   local site
   site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

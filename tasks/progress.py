@@ -12,15 +12,16 @@ TELL_EVERY_S = 5.0
 
 
 def counter(what: str, things: str) -> Progress:
-    """Logs `what: 225 of 500 things, 31 s` at most every TELL_EVERY_S, and at the end."""
+    """Logs `what: 225 of 500 things, 31 s` at most every TELL_EVERY_S, and at the end; of a part `what, part: …`."""
     logger = get_run_logger()
     started = last = time.monotonic()
 
-    def show(done: int, total: int) -> None:
+    def show(done: int, total: int, part: str = "", /) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= TELL_EVERY_S or done == total:
-            logger.info(f"{what}: {done} of {total} {things}, {now - started:.0f} s")
+            name = f"{what}, {part}" if part else what
+            logger.info(f"{name}: {done} of {total} {things}, {now - started:.0f} s")
             last = now
 
     return show

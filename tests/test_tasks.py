@@ -40,6 +40,7 @@ from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.runs.folder import Run
 from vllm_qualify.runs.publishing import Published
+from vllm_qualify.runs.stored import save_finished
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("on_prefect")]
 
@@ -445,3 +446,29 @@ def test_what_is_unknown_of_tasks_stays_beside_what_the_engine_could_not_say(mon
     run: Any = SimpleNamespace(plan=plan)
     tasks.measure.await_answer([run], question)
     assert started == [["of a task", "of the engine"]]
+
+
+def test_bench_is_started_only_where_something_is_still_to_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that goes on and has its load needs none: its start takes as long as half a server."""
+    run, asked = Run(folder=tmp_path / "run"), list[bool]()
+
+    @contextmanager
+    def serve(*_: object, is_loaded: bool) -> Iterator[None]:
+        asked.append(is_loaded)
+        raise HostError("as far as this test goes", "none")
+        yield
+
+    question: Any = SimpleNamespace()
+
+    def serve_run() -> None:
+        with tasks.measure.serve_cells([run], None, tmp_path.as_uri(), question):
+            raise AssertionError("nothing is served")
+
+    monkeypatch.setattr(Run, "plan", passed_report().plan)
+    monkeypatch.setattr(tasks.measure, "serve", serve)
+    for stages in ([], ["smoke", "contract", "accuracy"], ["load"]):
+        for stage in (each for each in passed_report().stages if each.stage in stages):
+            save_finished(run, stage)
+        with pytest.raises(HostError, match="as far as"):
+            in_flow(serve_run)
+    assert asked == [True, True, False]

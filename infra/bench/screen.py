@@ -279,7 +279,7 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _silent(_done: int, _total: int) -> None:
+def _silent(_done: int, _total: int, _part: str = "", /) -> None:
     """Tell nothing of each request."""
 
 

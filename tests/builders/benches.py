@@ -24,5 +24,5 @@ def nothing() -> None:
     """The server is well."""
 
 
-def silent(_done: int, _total: int) -> None:
+def silent(_done: int, _total: int, _part: str = "", /) -> None:
     """Nobody watches."""

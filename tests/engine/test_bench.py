@@ -188,7 +188,7 @@ def test_what_the_client_used_lies_beside_each_log(bench: Bench, folder: Path) -
 def test_progress_is_reported_from_the_bar(bench: Bench, folder: Path) -> None:
     shown: list[tuple[int, int]] = []
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, _part: str = "", /) -> None:
         shown.append((done, total))
 
     bar = "".join(f"\r {done / 40:4.0%}|##  | {done}/40 [00:01<00:02]" for done in (1, 12, 40))

@@ -393,19 +393,26 @@ def test_requests_that_fail_once_are_asked_again_and_counted(
     at_once: int, tmp_path: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "shhhhhhhh")
-    progress_calls: list[tuple[int, int]] = []
+    told: list[tuple[int, int, str]] = []
     book = Book(QUESTIONS, failing=SOME, dropped=frozenset(list(QUESTIONS)[2:4]), once=True)
     folder, plan = tmp_path / "accuracy" / "gsm8k", plan_of(data).model_copy(update={"num_concurrent": at_once})
     folder.mkdir(parents=True)
     (folder / "left of an earlier try").touch()
-    with asking(book, plan, folder, lambda *now: progress_calls.append(now)) as run:
+    with asking(book, plan, folder, lambda done, total, part="": told.append((done, total, part))) as run:
         assert [step.folder for step in run.steps] == [f"r{one}-b{two}" for one in (1, 2) for two in range(1, BLOCKS + 1)]
         for step in run.steps[:BLOCKS]:
             run.ask(step)
+        of_first, requests = [*told], sum(book.asked.values())
+        run.ask(run.steps[BLOCKS])
+    shutil.rmtree(folder / "r2-b1")
     assert by_filter(folder, plan)[STRICT].value == 1.0
-    # One after another, lm-eval shows its progress now and then.
-    assert progress_calls[-1] == (3, 3) or (at_once == 1 and progress_calls[-1][1] == 3)
-    assert sum(book.asked.values()) == 16
+    # The blocks of a repetition are counted together, and the second repetition is named. One after another, lm-eval shows its
+    # progress now and then.
+    assert {(total, part) for _, total, part in of_first} == {(12, "")}
+    assert [done for done, _, _ in of_first] == sorted(done for done, _, _ in of_first)
+    assert of_first[-1][0] == 12 or (at_once == 1 and of_first[-1][0] > 9)
+    assert {(total, part) for _, total, part in told[len(of_first) :]} == {(12, "repetition 2")}
+    assert requests == 16
     assert describe_retries(folder, plan).startswith("4 requests failed, and lm-eval asked again: it tries each 3 times")
     assert {path.name for path in folder.iterdir()} == {"task.json", *(f"r1-b{block}" for block in range(1, BLOCKS + 1))}
     assert "shhhhhhhh" not in " ".join(run.lm_eval.command)

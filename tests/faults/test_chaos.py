@@ -41,7 +41,7 @@ from vllm_qualify.report.page import render_page
 from vllm_qualify.runs import prune, publishing
 from vllm_qualify.runs.folder import Run
 
-PARTS, SCHEDULES = parts_and_size(25)
+PARTS, SCHEDULES = parts_and_size(12)
 OTHER_CELL = CELL.replace("fp8", "bf16")
 PEOPLE = ("Ada", "Bob")
 Action = Literal["publish", "approve", "reject", "revoke", "index", "prune"]

@@ -119,7 +119,7 @@ def _bench_arguments(command: list[str]) -> list[str]:
     return command[command.index("serve") + 1 :]
 
 
-def no_progress(_done: int, _total: int) -> None:
+def no_progress(_done: int, _total: int, _part: str = "", /) -> None:
     """The progress of a run that is a small part of its stage is not reported."""
 
 

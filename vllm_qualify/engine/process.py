@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, ClassVar, TypeVar
+from typing import BinaryIO, ClassVar, Protocol, TypeVar
 
 from vllm_qualify.engine import guard
 from vllm_qualify.engine.confinement import Confinement
@@ -33,7 +33,12 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-Progress = Callable[[int, int], None]
+
+
+class Progress(Protocol):
+    """Told how much is done of a whole, in what both are counted, and of which part that is; empty where there is one alone."""
+
+    def __call__(self, done: int, total: int, part: str = "", /) -> None: ...
 
 
 class Running(Frozen, ABC):

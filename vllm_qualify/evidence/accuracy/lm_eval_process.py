@@ -86,7 +86,7 @@ def running_lm_eval(
 class Asking:
     """A task that is being asked, with its evidence in `folder`. Its steps are asked in their order, as many as are wanted.
 
-    `progress` gets the requests of the step that is being asked.
+    `progress` gets the requests of the repetition that is being asked.
     """
 
     def __init__(self, server: Server, lm_eval: LmEval, folder: Path, progress: Progress) -> None:
@@ -104,12 +104,25 @@ class Asking:
         (folder / BEFORE).write_text(self.server.metrics_page())
         log_from = self.lm_eval.process.log.stat().st_size
         write_whole(letter_box / f"{name}.{ORDER}", Order(questions=step.questions, seeded_by=step.seeded_by, drawn=step.drawn))
-        self.await_file(f"{name}.done", log_from)
+        self.await_file(f"{name}.done", log_from, self._progress_of(step))
         with writing(STAGE):
             copy_matching(letter_box / name, folder, WRITTEN)
         (folder / AFTER).write_text(self.server.metrics_page())
 
-    def await_file(self, name: str, log_from: int) -> None:
+    def _progress_of(self, step: QuestionBlock) -> Progress:
+        """The requests of a step as some of its repetition's, which is named where it is not the first one."""
+        of_repetition = [each for each in self.steps if each.repetition == step.repetition] or [step]
+        before = sum(len(each.questions) for each in of_repetition if each.block < step.block)
+        whole, part = sum(len(each.questions) for each in of_repetition), f"repetition {step.repetition}"
+
+        def on_request(done: int, total: int, _part: str = "", /) -> None:
+            # A question may have several requests, such as one for each choice.
+            each = total / len(step.questions)
+            self.progress(round(before * each) + done, round(whole * each), part if step.repetition > 1 else "")
+
+        return on_request
+
+    def await_file(self, name: str, log_from: int, progress: Progress) -> None:
         """Wait for a file in the letter box. Meanwhile report the requests that lm-eval's log counts after byte `log_from`."""
         lm_eval, log, shown, read_to = self.lm_eval, self.lm_eval.process.log, None, log_from
 
@@ -125,7 +138,8 @@ class Asking:
             read_to = size
             if bars and bars[-1] != shown:
                 shown = bars[-1]
-                self.progress(*map(int, shown))
+                done, total = map(int, shown)
+                progress(done, total)
             return is_there or None
 
         await_result(arrived, lm_eval.task.settings.time_limit_s, lm_eval.task.name, STAGE, log)
@@ -140,7 +154,7 @@ def prepare_task(server: Server, lm_eval: LmEval, folder: Path, progress: Progre
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     asking, task = Asking(server, lm_eval, folder, progress), lm_eval.task
-    asking.await_file(TASK, 0)
+    asking.await_file(TASK, 0, progress)
     reply = lm_eval.task_reply().model_copy(update={"order": task.order})
     write_whole(folder / TASK, reply)
     wanted, available, place = task.settings.num_questions, reply.available, f"{STAGE}.{task.name}"

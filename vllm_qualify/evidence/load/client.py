@@ -207,7 +207,7 @@ def _warm_up_one(driven: Driven, settings: Load, folder: Path, check: Callable[[
 
 
 def _progress_of_run(progress: Progress, before: int, runs: int, settings: Load) -> Progress:
-    def on_request(done: int, total: int) -> None:
+    def on_request(done: int, total: int, _part: str = "", /) -> None:
         if total == settings.num_prompts:
             progress(before * total + done, runs * total)
 
