@@ -9,7 +9,7 @@ QUICK = not (engine or docker or s3 or browser or fleet or prefect or thorough)
 SIDE_BY_SIDE = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 25 $(ENDS)
 
 # A run that goes wrong in many tests, or hangs, ends by itself and says why, before somebody ends it and it says nothing.
-ENDS = --maxfail 40 --session-timeout 5200
+ENDS = --maxfail 40 --session-timeout 5230
 
 # pytest keeps the tests that it has compiled; where Python may not write bytecode, each process compiles them all, for ten seconds.
 pytest test-quick bump: export PYTHONDONTWRITEBYTECODE =
