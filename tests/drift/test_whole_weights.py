@@ -41,16 +41,14 @@ def ask_probe(engine: EngineEnvironment, folder: Path) -> Answer:
 
 @pytest.mark.engine
 @pytest.mark.thorough
-def test_each_tensor_of_each_architecture_is_missed_and_no_whole_checkpoint_is_accused(
-    engine: EngineEnvironment, tmp_path: Path
-) -> None:
+def test_a_tensor_of_each_kind_is_missed_and_no_whole_checkpoint_is_accused(engine: EngineEnvironment, tmp_path: Path) -> None:
     done = subprocess.run([engine.python, TINY, PROBE, tmp_path], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: of["whole"] for name, of in found.items()} == dict.fromkeys(found, WHOLE)
     assert {name: of["untold"] for name, of in found.items()} == {name: [] for name in found}
     assert len(found) == 16
-    assert sum(of["tried"] for of in found.values()) > 400
+    assert sum(of["tried"] for of in found.values()) > 200
 
 
 @pytest.mark.engine

@@ -7,6 +7,7 @@ how many tensors were tried, what was said of the whole checkpoint, and which fa
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # A file without it is as whole as with it: vLLM ties the two, or says itself that it cannot.
 TIED = ("lm_head.weight", "embed_tokens.weight")
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def read_probe(file: str) -> Any:
@@ -76,7 +78,8 @@ def try_faults(probe: Any, name: str, folder: Path) -> dict[str, Any]:
     transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**(SIZES | own))).save_pretrained(folder)
     tensors = files.load_file(folder / "model.safetensors")
     whole, untold = said_of(probe, folder, tensors), []
-    tried = [each for each in tensors if not each.endswith(TIED)]
+    # One of each kind: those of other layers and experts have its name but for a number.
+    tried = list({NUMBER.sub("", each): each for each in tensors if not each.endswith(TIED)}.values())
     for each in tried:
         rest = {other: tensor for other, tensor in tensors.items() if other != each}
         longer = torch.zeros((tensors[each].shape[0] + 1, *tensors[each].shape[1:]), dtype=tensors[each].dtype)

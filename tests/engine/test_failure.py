@@ -449,7 +449,7 @@ HOSTILE = (
 @pytest.mark.parametrize("opening", ["", "(pid=", "(EngineCore pid=1) ERROR 11-20 12:00:00 [core.py:900] "])
 def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:
     """Of a pattern whose work grows with the square of the log or more, one of these takes minutes."""
-    log = opening + piece * (200_000 // len(piece))
+    log = opening + piece * (100_000 // len(piece))
     began_s = time.process_time()
     assert classify_log(log, KILLED).problem
     assert time.process_time() - began_s < HOSTILE_LIMIT_S
@@ -459,7 +459,7 @@ def test_a_hostile_log_is_read_in_seconds(opening: str, piece: str) -> None:
 def test_the_lines_of_a_hostile_log_are_read_in_seconds() -> None:
     """The same in lines, as long as what is read of one."""
     for piece in HOSTILE:
-        log = f"{piece * (2000 // len(piece))}\n" * 100
+        log = f"{piece * (2000 // len(piece))}\n" * 40
         began_s = time.process_time()
         assert classify_log(log, KILLED).problem
         assert time.process_time() - began_s < HOSTILE_LIMIT_S, piece
