@@ -147,11 +147,8 @@ def test_loads_in_turns_and_tasks_of_every_kind(
     everything: Document, engine: EngineEnvironment, tmp_path: Path, home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     recipe = str(write(everything, tmp_path / "mine.yaml"))
-    everything["gpu_types"]["cpu"]["starts"] = 1
-    # No gate is held against the baseline's own answers or loads, so that it needs no further start.
-    once = str(write(everything, tmp_path / "once.yaml"))
     before = furnished(tmp_path_factory.mktemp("before"), tmp_path_factory)
-    established = run(before, COMMAND, "run", once, "--allow-code", "--establish-baseline", **of(engine))
+    established = run(before, COMMAND, "run", recipe, "--allow-code", "--establish-baseline", **of(engine))
     assert established.returncode == 0, established.stdout + established.stderr
     (baseline,) = (before / "runs").iterdir()
     command = (COMMAND, "run", recipe, "--allow-code", "--variant", "regressed", "--baseline", str(baseline))
