@@ -16,7 +16,7 @@ def counter(what: str, things: str) -> Progress:
     logger = get_run_logger()
     started = last = time.monotonic()
 
-    def show(done: int, total: int, part: str = "", /) -> None:
+    def log_count(done: int, total: int, part: str = "", /) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= TELL_EVERY_S or done == total:
@@ -24,7 +24,7 @@ def counter(what: str, things: str) -> Progress:
             logger.info(f"{name}: {done} of {total} {things}, {now - started:.0f} s")
             last = now
 
-    return show
+    return log_count
 
 
 def line_teller() -> Callable[[str], None]:

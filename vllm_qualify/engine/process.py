@@ -36,7 +36,7 @@ Tell = Callable[[str], None]
 
 
 class Progress(Protocol):
-    """Told how much is done of a whole, in what both are counted, and of which part that is; empty where there is one alone."""
+    """Gets how much is done, the total, and the part's name, which is empty where there is only one part."""
 
     def __call__(self, done: int, total: int, part: str = "", /) -> None: ...
 

@@ -110,15 +110,15 @@ class Asking:
         (folder / AFTER).write_text(self.server.metrics_page())
 
     def _progress_of(self, step: QuestionBlock) -> Progress:
-        """The requests of a step as some of its repetition's, which is named where it is not the first one."""
+        """Counts the requests of a step among all of its repetition. Each repetition after the first is named."""
         of_repetition = [each for each in self.steps if each.repetition == step.repetition] or [step]
         before = sum(len(each.questions) for each in of_repetition if each.block < step.block)
         whole, part = sum(len(each.questions) for each in of_repetition), f"repetition {step.repetition}"
 
         def on_request(done: int, total: int, _part: str = "", /) -> None:
             # A question may have several requests, such as one for each choice.
-            each = total / len(step.questions)
-            self.progress(round(before * each) + done, round(whole * each), part if step.repetition > 1 else "")
+            per_question = total / len(step.questions)
+            self.progress(round(before * per_question) + done, round(whole * per_question), part if step.repetition > 1 else "")
 
         return on_request
 
