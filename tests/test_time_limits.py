@@ -42,8 +42,8 @@ class Programs:
 
     def serving(self, serve: Callable[..., AbstractContextManager[Any]]) -> Callable[..., AbstractContextManager[Any]]:
         @contextmanager
-        def serving(*arguments: Any) -> Iterator[Any]:
-            with self.running("server"), serve(*arguments) as served:
+        def serving(*arguments: Any, **named: Any) -> Iterator[Any]:
+            with self.running("server"), serve(*arguments, **named) as served:
                 yield served
 
         return serving

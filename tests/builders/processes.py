@@ -14,10 +14,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children_that_run(command: list[str]) -> list[int]:
-    """The ids of this process's descendants with that command line. One that ends while it is looked at runs no more."""
+def children_that_run(command: list[str], parent: int | None = None) -> list[int]:
+    """The ids of the descendants of `parent` (else of this process) with that command line.
+
+    One that ends while it is looked at runs no more.
+    """
     found = []
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process(parent).children(recursive=True):
         with suppress(psutil.Error):
             found += [child.pid] if child.cmdline() == command else []
     return found

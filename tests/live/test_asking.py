@@ -7,10 +7,9 @@ import signal
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.builders.processes import alive, until
+from tests.builders.processes import alive, children_that_run, until
 from tests.fakes.vllm import leave_unclear, make_engine
 from tests.qualified import COMMAND, processes_of, run
 from tests.recipes import Document, small, write
@@ -124,5 +123,4 @@ def test_a_stopped_command_leaves_neither_server_nor_question(
 
 def asking_for(command: int) -> list[int]:
     """The processes that ask the hanging engine. They write no file: their own rules allow none."""
-    children = psutil.Process(command).children(recursive=True)
-    return [child.pid for child in children if child.name() == "sleep"]
+    return children_that_run(["sleep", "600"], command)
