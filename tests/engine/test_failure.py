@@ -191,7 +191,7 @@ MADE: list[tuple[str, FailureClass, list[str]]] = [
 ]
 TOLD_BY_OTHERS = [
     {"folder": folder, "in_image": False} | case
-    for folder in ("told", "told_again", "told_later", "told_anew")
+    for folder in ("told", "told_again", "told_later", "told_anew", "told_last")
     for case in json.loads((CAPTURED.with_name(folder) / "cases.json").read_text())
 ]
 # What ends a server by its own words; the other logs say nothing, and the end decides.
@@ -475,8 +475,8 @@ def test_a_long_log_is_read_in_seconds() -> None:
 def test_what_others_told_of_has_the_class_and_turn_that_were_decided_by_hand(case: dict[str, Any]) -> None:
     end = End(exit_code=case["exit_code"], waited_s=case["waited_s"])
     failure = classify_log(text_of_others(case), end, in_image=case["in_image"])
-    assert failure.kind in case["kinds"], failure.problem
-    assert failure.whose_turn in case["turns"]
+    is_right = failure.kind in case["kinds"] and failure.whose_turn in case["turns"]
+    assert is_right != case.get("missed", False), failure.problem
     assert "{" not in failure.remedy
 
 

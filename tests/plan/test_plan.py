@@ -211,6 +211,22 @@ def test_questions_that_are_not_there_are_named_before_anything_starts(document:
         select(loaded(document), Choice(), CPU)
 
 
+@pytest.mark.parametrize("name", ["texts", "prompts", "trace"])
+def test_texts_and_files_of_loads_that_are_not_there_are_named_before_anything_starts(
+    document: Document, tmp_path: Path, name: str
+) -> None:
+    file, profile = str(tmp_path / "none.jsonl"), document["gpu_types"]["cpu"]["profiles"]["latency"]
+    if name == "texts":
+        document["likelihood"] = {"texts": file}
+    elif name == "prompts":
+        profile["load"] = {**profile["load"], name: file}
+        del profile["load"]["input_len"]
+    else:
+        profile["load"] = {"trace": file, "window": "whole", "num_warmups": 0, "repeats": 3, "time_limit_s": 60}
+    with pytest.raises(HostError, match=rf"no {name} at .*none\.jsonl"):
+        select(loaded(document), Choice(), CPU)
+
+
 def test_a_folder_of_questions_is_planned_and_one_with_a_link_refused(document: Document, tmp_path: Path) -> None:
     folder = tmp_path / "questions"
     folder.mkdir()

@@ -6,7 +6,7 @@ from typing import TypeVar
 from vllm_qualify.engine import hub
 from vllm_qualify.engine.gpu import Fingerprint
 from vllm_qualify.errors import CallerError, HostError
-from vllm_qualify.plan.workload import task_plan
+from vllm_qualify.plan.workload import check_files, task_plan
 from vllm_qualify.recipe.recipe import LoadedRecipe, Profile, Recipe, Serving
 from vllm_qualify.recipe.serving import Environment, ServerArguments, Variant
 from vllm_qualify.recipe.values import Frozen
@@ -91,6 +91,7 @@ def select(loaded: LoadedRecipe, choice: Choice, machine: Fingerprint | None) ->
         check_model_at(loaded.path(variant.model), "`model`")
     for settings in recipe.accuracy:
         task_plan(loaded, settings, None, [])
+    check_files(loaded, profiles.values())
     return Selection(gpu_type=gpu_type, serving=serving, variant_name=variant_name, variant=variant, profiles=profiles)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -184,13 +185,27 @@ def load_digest(loaded: LoadedRecipe, settings: LoadSettings) -> str | None:
     return None if prompts is None else _digest_of_lines(prompts, "prompts", "load", "prompt")[0]
 
 
+def check_files(loaded: LoadedRecipe, profiles: Iterable[Profile]) -> None:
+    """Check that the texts to score and the files of the profiles' loads are there. Raises HostError."""
+    scored = loaded.recipe.likelihood
+    if scored and scored.texts is not None:
+        _check_is_file(loaded.path(scored.texts), "texts", "likelihood")
+    for load in (profile.load for profile in profiles):
+        if file := workload_file(loaded, load):
+            _check_is_file(file, "trace" if load.trace else "prompts", "load")
+
+
+def _check_is_file(path: Path, name: str, section: str) -> None:
+    if not path.is_file():
+        raise HostError(f"no {name} at {path}", f"restore the file, or mend {section}.{name} in the recipe", "check")
+
+
 def _digest_of_lines(path: Path, name: str, section: str, key: str) -> tuple[str, int]:
     """The SHA-256 of a file of JSON lines, each with a text under `key`, and the number of its lines.
 
     Raises HostError without the file; CallerError if a line has no such text.
     """
-    if not path.is_file():
-        raise HostError(f"no {name} at {path}", f"restore the file, or mend {section}.{name} in the recipe", "check")
+    _check_is_file(path, name, section)
     body = path.read_bytes()
     # Split as bytes: in a text other characters end a line too.
     lines = body.splitlines()
