@@ -155,9 +155,9 @@ def test_its_answers_are_the_same_on_all_paths(reports: Reports) -> None:
 def test_a_cache_that_forgets_a_chat_before_its_next_turn_fails_the_gate_on_hits(
     engine: EngineEnvironment, on_a_server: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of 17 blocks, two keep the system's prompt; the other chats take more than the rest between two turns of one."""
+    """Of 71 blocks, eight keep the system's prompt; the other chats take more than the rest between two turns of one."""
     folder = tmp_path_factory.mktemp("forgetful")
-    document: Document = YAML(typ="safe").load(recipe(folder, MODEL, {"num-gpu-blocks-override": 18}).read_text())
+    document: Document = YAML(typ="safe").load(recipe(folder, MODEL, {"num-gpu-blocks-override": 72}).read_text())
     serving = document["gpu_types"]["cpu"]
     chats = serving["profiles"]["chats"]
     # Two at once fit.
