@@ -31,8 +31,10 @@ from vllm_qualify.engine.image import EngineImage
 from vllm_qualify.errors import StoreError
 from vllm_qualify.plan.cell import BetweenStarts, EarlierTry
 from vllm_qualify.publish.layout import manifest_key
+from vllm_qualify.publish.order import Counter, sequence_key
 from vllm_qualify.publish.store import Store
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.loading import load_recipe
 from vllm_qualify.recipe.recipe import Approval
 from vllm_qualify.report.model import Report
@@ -208,6 +210,29 @@ def test_a_plan_that_leaves_out_its_releases_earlier_tries_is_for_a_person(desk:
     assert desk.why_by_hand(honest) == ""
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_with_the_number_of_another_one_hides_no_tries(desk: Desk, store: Store, tmp_path: Path, number: int) -> None:
+    """A publisher can take the number of a run that was published before, or draw one first and use it later."""
+    for run_id in (RUN, NEWER):
+        publish_report(store, tmp_path / "runs", run_id, with_gate("fail"))
+    publish_report(store, tmp_path / "runs", OLDER, counting())
+    forge(store, OLDER, lambda manifest: manifest.update(sequence=number))
+    hiding = read_run(store, CELL, OLDER)
+    assert_for_a_person(desk, hiding, f"does not count {RUN}, {NEWER}, in which its release did not pass")
+
+
+@pytest.mark.parametrize("verdict", ["pass", "invalid"])
+def test_a_plan_that_names_its_releases_tries_and_counts_none_is_for_a_person(
+    desk: Desk, store: Store, tmp_path: Path, verdict: Verdict
+) -> None:
+    """It says that the try decided nothing, or makes a later pass up."""
+    publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
+    named = [EarlierTry(run_id=OLDER, verdict="fail"), EarlierTry(run_id=NEWER, verdict="pass")]
+    tries = named if verdict == "pass" else [EarlierTry(run_id=OLDER, verdict="invalid")]
+    hiding = publish_report(store, tmp_path / "runs", RUN, counting(*tries))
+    assert_for_a_person(desk, hiding, f"does not count {OLDER}, in which its release did not pass")
+
+
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "no try": lambda manifest: manifest.update(tried=None),
     "of another release": lambda manifest: manifest["tried"].update(release="0" * 64),
@@ -248,6 +273,27 @@ def test_a_run_with_a_number_that_the_store_never_gave_closes_no_cell(store: Sto
     with pytest.raises(StoreError, match=r"number 4611686018427387904 of its cell, and the store gave 1 numbers"):
         approved(store, read_run(store, CELL, OLDER), key)
     assert approved(store, publish_report(store, tmp_path / "runs", RUN), key).pointer.last.run_id == RUN
+
+
+@pytest.mark.parametrize(("ahead", "is_refused"), [(2**62, True), (100_001, True), (100_000, False)])
+def test_a_counter_that_was_set_forward_and_back_closes_no_cell(
+    store: Store, key: PrivateKey, tmp_path: Path, ahead: int, is_refused: bool
+) -> None:
+    publish_report(store, tmp_path / "runs", OLDER)
+    set_counter(store, ahead)
+    forge(store, OLDER, lambda manifest: manifest.update(sequence=ahead))
+    if is_refused:
+        with pytest.raises(StoreError, match="the last approved one is number 0: no cell has so many runs between two approvals"):
+            approved(store, read_run(store, CELL, OLDER), key)
+    else:
+        approved(store, read_run(store, CELL, OLDER), key)
+    set_counter(store, 1)
+    assert approved(store, publish_report(store, tmp_path / "runs", RUN), key).pointer.last.run_id == RUN
+
+
+def set_counter(store: Store, last: int) -> None:
+    place = sequence_key(CELL)
+    store.swap(place, Counter(last=last).model_dump_json().encode(), JSON, store.read(place).tag)
 
 
 def forge(store: Store, run_id: str, change: Callable[[dict[str, Any]], object]) -> None:

@@ -6,7 +6,7 @@ from vllm_qualify.approval.decision import Decision, Ruling, StoredDecision, mak
 from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.index import index_problem
 from vllm_qualify.approval.layout import JSON, approval_key
-from vllm_qualify.approval.pointer import Entry, Pointer, Revocation, advance, check_can_advance, mark_revoked
+from vllm_qualify.approval.pointer import Entry, Pointer, Revocation, advance, check_can_advance, last_approved, mark_revoked
 from vllm_qualify.approval.published import PublishedRun, stored_object
 from vllm_qualify.approval.signing import PrivateKey, open_envelope, sign
 from vllm_qualify.approval.statement import statement
@@ -58,7 +58,7 @@ def bring_into_force(
     store: Store, run: PublishedRun, wanted: Ruling, valid_days: int, signer: PrivateKey, now: datetime
 ) -> Approved:
     """What `approve` does, without the index."""
-    check_given(store, run, run.cell)
+    check_given(store, run, run.cell, last_approved(store, run.cell))
     check_can_advance(store, run.cell, run)
     stored = make_decision(store, run, wanted, valid_days, now)
     # After the decision: `prune` closes the door before it looks for decisions, so it sees this one or is seen here.

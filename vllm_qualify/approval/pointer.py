@@ -105,6 +105,12 @@ def read_pointer(store: Store, cell: str, listed: Collection[str] | None = None)
     return current.pointer if current else None
 
 
+def last_approved(store: Store, cell: str) -> int:
+    """The number of the cell's last approved run, 0 before the first approval. Raises as `read_pointer`."""
+    pointer = read_pointer(store, cell)
+    return pointer.last.sequence if pointer else 0
+
+
 def parse_pointer(body: bytes, cell: str, place: str) -> Pointer:
     """Raises TamperedError if it is not as it was written, StoreError if it is of another version."""
     try:

@@ -286,9 +286,14 @@ class CellPlan(Settings, ProfileStages):
 
     @property
     def unpassed(self) -> int:
-        """How often the release was judged and did not pass since it last passed. An invalid run decided nothing."""
+        """How often the release was judged and did not pass since it last passed."""
+        return len(self.unpassed_tries)
+
+    @property
+    def unpassed_tries(self) -> list[str]:
+        """The runs in which the release was judged and did not pass since it last passed. An invalid run decided nothing."""
         since = takewhile(lambda tried: tried.verdict != "pass", reversed(self.tries))
-        return sum(tried.verdict != "invalid" for tried in since)
+        return [tried.run_id for tried in since if tried.verdict != "invalid"]
 
     @property
     def foreign_code(self) -> list[str]:

@@ -141,8 +141,11 @@ def publish(
     files: list[EvidenceFile],
     documents: Mapping[str, bytes],
     announce: Callable[[], None] = lambda: None,
+    approved: int = 0,
 ) -> str:
     """Store a run and return the manifest's location. `announce` is called before evidence is written.
+
+    `approved` is the number of the cell's last approval: the run gets a larger one.
 
     A second call with the same content completes what a first one left unfinished. Raises StoreBusyError while the store is
     pruned, HostError if an evidence file is missing or not what was measured, and StoreError if the store refuses: objects that
@@ -169,7 +172,7 @@ def publish(
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell)
+    number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell, approved)
     manifest = Manifest(**head.model_dump(), sequence=number, objects=stored)
     with _under_own_id(store, prefix):
         _put_object(store, key, json.dumps(manifest.model_dump(), indent=2).encode())

@@ -12,6 +12,9 @@ from vllm_qualify.errors import StoreError
 from vllm_qualify.publish.store import MissingObjectError, Store, retry_swap
 from vllm_qualify.recipe.values import Count, Frozen
 
+# A run of a cell in each minute has so many in ten weeks.
+MOST_BETWEEN = 100_000
+
 
 class Ordered(Protocol):
     """A published run, or what refers to one."""
@@ -51,24 +54,37 @@ def sequence_key(cell: str) -> str:
     return f"sequences/{cell}.json"
 
 
-def next_number(store: Store, cell: str) -> int:
-    """A number that is larger than all that runs of the cell have. Raises StoreError."""
+def next_number(store: Store, cell: str, approved: int = 0) -> int:
+    """A number that is larger than all that runs of the cell have.
+
+    `approved` is that of the cell's last approval: whoever may publish could set the counter back, and a run with a smaller number
+    than that is never approved. Raises StoreError.
+    """
     key = sequence_key(cell)
 
     def attempt() -> int:
-        last, tag = _read_counter(store, key)
+        given, tag = _read_counter(store, key)
+        last = max(given, approved)
         store.swap(key, Counter(last=last + 1).model_dump_json().encode(), "application/json", tag)
         return last + 1
 
     return retry_swap(attempt, "the cell's counter", "publish the run again", store.locate(key))
 
 
-def check_given(store: Store, run: Ordered, cell: str) -> None:
-    """Raises StoreError if the store gave no run of the cell the run's number: after a larger one nothing could follow."""
+def check_given(store: Store, run: Ordered, cell: str, approved: int) -> None:
+    """Raises StoreError if the store gave no run of the cell the run's number, or it is far beyond that of the last approval.
+
+    After the largest of all numbers nothing could follow.
+    """
     last, _ = _read_counter(store, sequence_key(cell))
+    said = f"run {run.run_id} says that it is number {run.sequence} of its cell"
     if run.sequence > last:
-        problem = f"run {run.run_id} says that it is number {run.sequence} of its cell, and the store gave {last} numbers"
+        problem = f"{said}, and the store gave {last} numbers"
         raise StoreError(problem, "do not trust this run", store.locate(sequence_key(cell)))
+    if run.sequence > approved + MOST_BETWEEN:
+        problem = f"{said}, and the last approved one is number {approved}: no cell has so many runs between two approvals"
+        remedy = "find out who changed the counter, and restore it from an earlier version of the object; do not trust this run"
+        raise StoreError(problem, remedy, store.locate(sequence_key(cell)))
 
 
 def _read_counter(store: Store, key: str) -> tuple[int, str | None]:

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from vllm_qualify.approval.errors import TamperedError
 from vllm_qualify.approval.head import head_of
 from vllm_qualify.approval.index import announce, index_problem
 from vllm_qualify.approval.layout import JSON
+from vllm_qualify.approval.pointer import last_approved
 from vllm_qualify.errors import AlreadyExistsError
 from vllm_qualify.judge.chance import CellChance
 from vllm_qualify.judge.start_means import StartMeans, start_means
@@ -56,9 +58,17 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
     }
     head = head_of(report, starts_of(report, run.evidence))
     coming = partial(announce, store, head.cell, head.run_id)
-    manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming)
+    manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming, _last_approved(store, head.cell))
     outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": index_problem(store, head.cell)}
     return Published(run=run, page=store.locate(f"{report.prefix}/report.html"), manifest=manifest, **outcome)
+
+
+def _last_approved(store: Store, cell: str) -> int:
+    try:
+        return last_approved(store, cell)
+    except TamperedError:
+        # The run is published all the same. Nothing of the cell is approved before somebody mends the pointer.
+        return 0
 
 
 def starts_of(report: Report, evidence: Path) -> list[StartMeans]:

@@ -1,15 +1,14 @@
 """How often a release was qualified for a cell before, and how that ended."""
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 from vllm_qualify.approval.index import read_manifests, read_row
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.engine.process import Tell
 from vllm_qualify.plan.cell import CellPlan, EarlierTry
 from vllm_qualify.plan.tried import digest_tried
-from vllm_qualify.publish.bundle import Manifest, UnreadableError
-from vllm_qualify.publish.order import is_newer, order
+from vllm_qualify.publish.bundle import UnreadableError
+from vllm_qualify.publish.order import order
 from vllm_qualify.publish.store import MissingObjectError, Store
 
 
@@ -30,16 +29,16 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
 
 
 def departures_of_tries(run: PublishedRun, store: Store) -> Iterator[str]:
-    """What of a cell's earlier runs a plan does not count, or nobody can believe, in words that follow the run.
+    """What of a cell's other runs a plan does not count, or nobody can believe, in words that follow the run.
 
-    Whoever may publish can change an index and can leave tries out of a plan, and cannot remove a manifest. What a manifest
-    says counts only as far as its report says so, too. Raises StoreError.
+    Whoever may publish can change an index, leave tries out of a plan and choose a run's number, and cannot remove a manifest. So
+    runs with larger numbers count, too. What a manifest says counts only as far as its report says so. Raises StoreError.
     """
     manifests, unreadable = read_manifests(store, run.cell)
     believed = []
-    for run_id in [each.run_id for each in sorted(manifests.values(), key=order) if is_newer(run.manifest, each)]:
+    for run_id in [each.run_id for each in sorted(manifests.values(), key=order) if each.run_id != run.run_id]:
         try:
-            believed.append(read_run(store, run.cell, run_id).manifest)
+            believed.append(read_run(store, run.cell, run_id))
         except (UnreadableError, MissingObjectError):
             unreadable.append(run_id)
     if unreadable:
@@ -48,12 +47,15 @@ def departures_of_tries(run: PublishedRun, store: Store) -> Iterator[str]:
         yield f"does not count {', '.join(left_out)}, in which its release did not pass"
 
 
-def _not_counted(run: PublishedRun, before: Sequence[Manifest]) -> list[str]:
-    """The earlier runs that the plan does not count, though its release did not pass in them and has not passed since.
+def _not_counted(run: PublishedRun, others: Sequence[PublishedRun]) -> list[str]:
+    """The runs in which the release did not pass, and which neither the plan counts nor that of a run in which it passed.
 
-    Of two runs at the same time, the one that ends last does not count the other.
+    A plan that names a run before a pass does not count it: that pass may be made up. Of two runs at the same time, the one that
+    ends last does not count the other.
     """
-    release, counted = digest_tried(run.report.plan), {tried.run_id for tried in run.report.plan.tries}
-    tries = [(each.run_id, each.tried.verdict) for each in before if each.tried and each.tried.release == release]
-    since = takewhile(lambda tried: tried[1] != "pass", reversed(tries))
-    return sorted(run_id for run_id, verdict in since if verdict != "invalid" and run_id not in counted)
+    release = digest_tried(run.report.plan)
+    tried = {each.run_id: each.manifest.tried for each in others if each.manifest.tried}
+    verdicts = {run_id: each.verdict for run_id, each in tried.items() if each.release == release}
+    passed = [each.report.plan for each in others if verdicts.get(each.run_id) == "pass"]
+    counted = {run_id for plan in (run.report.plan, *passed) for run_id in plan.unpassed_tries}
+    return sorted(run_id for run_id, verdict in verdicts.items() if verdict not in ("pass", "invalid") and run_id not in counted)
