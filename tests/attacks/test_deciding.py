@@ -283,7 +283,9 @@ def test_a_counter_that_was_set_forward_and_back_closes_no_cell(
     set_counter(store, ahead)
     forge(store, OLDER, lambda manifest: manifest.update(sequence=ahead))
     if is_refused:
-        with pytest.raises(StoreError, match="the last approved one is number 0: no cell has so many runs between two approvals"):
+        with pytest.raises(
+            StoreError, match="the last approved one is number 0: no cell has so many runs between two approvals"
+        ):
             approved(store, read_run(store, CELL, OLDER), key)
     else:
         approved(store, read_run(store, CELL, OLDER), key)

@@ -26,7 +26,7 @@ from vllm_qualify.approval.published import read_run, stored_object
 from vllm_qualify.approval.signing import IN_TOTO, PrivateKey, new_key, open_envelope, public_keys, sign
 from vllm_qualify.approval.verify import export, verify
 from vllm_qualify.engine.server import ServerPlan, config_text
-from vllm_qualify.errors import StoreError
+from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import manifest_key
 from vllm_qualify.publish.store import Store
@@ -34,6 +34,7 @@ from vllm_qualify.report.diff import diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
 from vllm_qualify.report.terminal import show_diff, show_report
+from vllm_qualify.runs.judging import check_judgement
 
 __all__ = ["key", "store"]
 
@@ -171,6 +172,41 @@ def test_a_report_with_a_key_given_twice_is_not_signed(
     rewrite(store, manifest_key(CELL, RUN), mended)
     with pytest.raises(StoreError, match="a key is given twice"):
         approved(store, read_run(store, CELL, RUN), key)
+
+
+@pytest.mark.parametrize("path", ["load/a b", "load/.hidden", "load/a\0b", "load/" + "a" * 300, "load/a\u00e9", "smoke"])
+def test_evidence_with_a_name_that_no_store_takes_is_refused_in_one_line(store: Store, tmp_path: Path, path: str) -> None:
+    """`smoke` is the folder of other evidence."""
+    run = publish_report(store, tmp_path / "runs")
+    body = store.get(run.report_object.key)
+    assert b'"load/bench-1.json"' in body
+    body = body.replace(b'"load/bench-1.json"', json.dumps(path).encode())
+    rewrite(store, run.report_object.key, lambda _: body)
+    named = stored_object(run.report_object.key, body)
+
+    def mended(manifest: bytes) -> bytes:
+        document = json.loads(manifest)
+        document["objects"] = [named.model_dump() if each["key"] == named.key else each for each in document["objects"]]
+        return json.dumps(document).encode()
+
+    rewrite(store, manifest_key(CELL, RUN), mended)
+    with pytest.raises((StoreError, HostError)) as refused:
+        check_judgement(store, read_run(store, CELL, RUN))
+    assert "\n" not in refused.value.problem
+
+
+@pytest.mark.parametrize("key", ["a b", "../up", ".store", "", "a//b"])
+def test_an_object_with_a_key_that_no_store_takes_is_not_read(store: Store, tmp_path: Path, key: str) -> None:
+    publish_report(store, tmp_path / "runs")
+
+    def mended(manifest: bytes) -> bytes:
+        document = json.loads(manifest)
+        document["objects"].append(document["objects"][0] | {"key": key})
+        return json.dumps(document).encode()
+
+    rewrite(store, manifest_key(CELL, RUN), mended)
+    with pytest.raises(StoreError, match="not a manifest"):
+        read_run(store, CELL, RUN)
 
 
 # --- 400 hostile plans

@@ -565,7 +565,12 @@ def _stage(stage: StageName, minutes: int, measurements: list[Measurement]) -> S
     names: dict[str, list[str]] = {
         "serve": ["server.yaml", "server.log", "startup_s"],
         "smoke": ["models.json", "replies.json"],
-        "accuracy": ["lm-eval.log", "results.json", "samples_gsm8k_2026-03-14T09-40-53.123456.jsonl", f"{SCRIPT}{IMAGE}.log"],
+        "accuracy": [
+            "lm-eval.log",
+            "results.json",
+            "samples_gsm8k_2026-03-14T09-40-53.123456.jsonl",
+            f"{SCRIPT}{IMAGE}/answers.log",
+        ],
         "load": [name.format(number) for number in (1, 2, 3) for name in ("bench-{}.json", "bench-{}.log", "metrics-{}.txt")],
     }
     tools = {"serve": {"vllm": "0.32.0"}, "accuracy": {"lm-eval": "0.4.13"}, "load": {"vllm bench serve": f"0.32.0{IMAGE}"}}

@@ -127,17 +127,30 @@ def test_what_a_plan_does_not_count_is_known_by_the_manifests(
     publish(store, tmp_path, *changes)
     counts_none = publish_report(store, tmp_path / "runs", RUNS[len(changes)])
     said = [f"does not count {', '.join(left_out)}, in which its release did not pass"] if left_out else []
-    assert [*departures_of_tries(counts_none, store)] == said
+    assert [*departures_of_tries(counts_none, store, signed)] == said
     counted = [EarlierTry(run_id=run_id, verdict="fail") for run_id in left_out]
     counts_all = publish_report(store, tmp_path / "runs", RUNS[len(changes) + 1], of("plan", tries=counted))
-    assert [*departures_of_tries(counts_all, store)] == []
+    assert [*departures_of_tries(counts_all, store, signed)] == []
+
+
+def test_a_pass_that_nobody_approved_counts_no_tries_for_others(store: DirectoryStore, tmp_path: Path) -> None:
+    """Its report may be made up. An approved one was judged by its evidence."""
+    publish(store, tmp_path, with_gate("fail"), counting(RUNS[0]))
+    last = publish_report(store, tmp_path / "runs", RUNS[2])
+    assert [*departures_of_tries(last, store, signed)] == []
+    said = [f"does not count {RUNS[0]}, in which its release did not pass"]
+    assert [*departures_of_tries(last, store, lambda _: False)] == said
+
+
+def signed(_: str) -> bool:
+    return True
 
 
 def test_a_run_with_a_larger_number_counts_too(store: DirectoryStore, tmp_path: Path) -> None:
     """Whoever publishes a run can give it the number of another one, or draw a number first and use it later."""
     first = publish_report(store, tmp_path / "runs", RUNS[0])
     publish_report(store, tmp_path / "runs", RUNS[1], with_gate("fail"))
-    assert [*departures_of_tries(first, store)] == [f"does not count {RUNS[1]}, in which its release did not pass"]
+    assert [*departures_of_tries(first, store, signed)] == [f"does not count {RUNS[1]}, in which its release did not pass"]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ class Desk:
             if isinstance(engine, EngineImage) and engine.repository not in self.images:
                 yield f"was {verb} from {engine.pinned}, and the approver's images are {', '.join(self.images)}"
         yield from self._find_other_gates(run)
-        yield from departures_of_tries(run, self.store)
+        yield from departures_of_tries(run, self.store, lambda run_id: not self._why_unsigned(run.cell, run_id))
         if reason := why_not_the_cells(plan, self.store):
             yield reason
         else:
@@ -155,10 +155,16 @@ class Desk:
         """Runs that the plan is held against and that nobody approved whom this desk knows: a pointer alone is no approval."""
         others = dict.fromkeys((other.cell.id, other.run_id) for other in (plan.baseline, plan.anchor) if other)
         for cell, run_id in others:
-            try:
-                check_signed(self.store, cell, run_id, [self.key.public_key, *self.trusted])
-            except (TamperedError, OtherKeyError) as error:
-                yield f"is held against run {run_id} of {cell}, whose approval cannot be trusted: {error.problem}"
+            if why := self._why_unsigned(cell, run_id):
+                yield f"is held against run {run_id} of {cell}, whose approval cannot be trusted: {why}"
+
+    def _why_unsigned(self, cell: str, run_id: str) -> str:
+        """Why nobody whom this desk knows approved a run; empty if somebody did."""
+        try:
+            check_signed(self.store, cell, run_id, [self.key.public_key, *self.trusted])
+        except (TamperedError, OtherKeyError) as error:
+            return error.problem
+        return ""
 
     def approve_automatically(self, cell: str, run_id: str) -> str:
         """Approve a run if its recipe does; else say why a person must decide. Raises as `approve`."""

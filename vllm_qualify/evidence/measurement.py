@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -111,11 +112,17 @@ class Measurement(Frozen):
         return self
 
 
+# A file's name is a part of its key in the store, which takes no others.
+_STORED_NAME = re.compile(r"[A-Za-z0-9_@+=~][A-Za-z0-9_@+=~.,:-]{0,254}")
+
+
 def _check_relative(path: str) -> str:
     """Check a report's path. A report can come from a store, and its paths must stay inside the folder they are put into."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
         raise ValueError("a relative path without '..' is needed")
+    if not _STORED_NAME.fullmatch(parts[-1]):
+        raise ValueError("a file's name is of A-Z a-z 0-9 _@+=~.,:- and does not begin with one of .,:-")
     return path
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from vllm_qualify.errors import AlreadyExistsError, HostError, StoreBusyError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, Interval, describe
@@ -17,7 +17,7 @@ from vllm_qualify.judge.verdict import Outcome
 from vllm_qualify.publish.door import check_open
 from vllm_qualify.publish.layout import begin, manifest_key, put_place
 from vllm_qualify.publish.order import next_number
-from vllm_qualify.publish.store import MOST_EVIDENCE_BYTES, MissingObjectError, Store, TooLongError
+from vllm_qualify.publish.store import MOST_EVIDENCE_BYTES, MissingObjectError, Store, TooLongError, checked_key
 from vllm_qualify.recipe.gates import Verdict
 from vllm_qualify.recipe.serving import EngineName
 from vllm_qualify.recipe.values import Count, Frozen, Number
@@ -38,7 +38,7 @@ MOST_MEANS = 100
 
 
 class StoredObject(Frozen):
-    key: str
+    key: Annotated[str, AfterValidator(checked_key)]
     sha256: str
     size: int
 
@@ -141,11 +141,11 @@ def publish(
     files: list[EvidenceFile],
     documents: Mapping[str, bytes],
     announce: Callable[[], None] = lambda: None,
-    approved: int = 0,
+    find_approved: Callable[[], int] = lambda: 0,
 ) -> str:
     """Store a run and return the manifest's location. `announce` is called before evidence is written.
 
-    `approved` is the number of the cell's last approval: the run gets a larger one.
+    `find_approved` gives the number of the cell's last approval: the run gets a larger one.
 
     A second call with the same content completes what a first one left unfinished. Raises StoreBusyError while the store is
     pruned, HostError if an evidence file is missing or not what was measured, and StoreError if the store refuses: objects that
@@ -172,7 +172,7 @@ def publish(
         # If two stages wrote the same file, it becomes one object.
         objects[evidence_key(file)] = objects.get(evidence_key(file)) or put_evidence(store, evidence, file)
     stored = sorted(objects.values(), key=lambda stored: stored.key)
-    number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell, approved)
+    number = read_manifest(store, key).sequence if store.exists(key) else next_number(store, head.cell, find_approved())
     manifest = Manifest(**head.model_dump(), sequence=number, objects=stored)
     with _under_own_id(store, prefix):
         _put_object(store, key, json.dumps(manifest.model_dump(), indent=2).encode())

@@ -57,8 +57,8 @@ def sequence_key(cell: str) -> str:
 def next_number(store: Store, cell: str, approved: int = 0) -> int:
     """A number that is larger than all that runs of the cell have.
 
-    `approved` is that of the cell's last approval: whoever may publish could set the counter back, and a run with a smaller number
-    than that is never approved. Raises StoreError.
+    `approved` is that of the cell's last approval: whoever may publish could set the counter back, and a run with a smaller
+    number than that is never approved. Raises StoreError.
     """
     key = sequence_key(cell)
 

@@ -57,8 +57,8 @@ def publish_run(report: Report, run: Run, store: Store) -> Published:
         if path.is_file()
     }
     head = head_of(report, starts_of(report, run.evidence))
-    coming = partial(announce, store, head.cell, head.run_id)
-    manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming, _last_approved(store, head.cell))
+    coming, find_approved = partial(announce, store, head.cell, head.run_id), partial(_last_approved, store, head.cell)
+    manifest = bundle.publish(store, report.prefix, head, run.evidence, report.files, documents, coming, find_approved)
     outcome = {"outcome": report.outcome, "passed": report.passed, "index_problem": index_problem(store, head.cell)}
     return Published(run=run, page=store.locate(f"{report.prefix}/report.html"), manifest=manifest, **outcome)
 
