@@ -168,12 +168,28 @@ def test_a_run_is_not_held_against_what_only_a_pointer_calls_approved(cell: Cell
     why = f"is held against run {first.run_id} of {CELL}, whose approval cannot be trusted: signed by key "
     assert stranger.why_by_hand(run).startswith(why)
     assert replace(stranger, trusted=[cell.key.public_key]).why_by_hand(run) == ""
-    key = approval_key(CELL, first.run_id)
+    spoil_signature(cell, first.run_id)
+    assert f"is held against run {first.run_id} of {CELL}, whose approval cannot be trusted" in desk.why_by_hand(run)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_neither_anchor_nor_baseline_is_taken_without_its_signature(cell: Cell, desk: Desk, number: int) -> None:
+    cell.baseline(1, 0)
+    cell.baseline(2, 2)
+    plan = cell.plan(3)
+    assert [other.run_id for other in (plan.anchor, plan.baseline) if other] == [run_id(1), run_id(2)]
+    run = published(cell, automatic(plan))
+    assert desk.why_by_hand(run) == ""
+    spoil_signature(cell, run_id(number))
+    assert f"is held against run {run_id(number)} of {CELL}, whose approval cannot be trusted" in desk.why_by_hand(run)
+
+
+def spoil_signature(cell: Cell, of_run: str) -> None:
+    key = approval_key(CELL, of_run)
     body, tag = cell.store.read(key)
     envelope = json.loads(body)
     envelope["signatures"][0]["sig"] = envelope["signatures"][0]["sig"][::-1]
     cell.store.swap(key, json.dumps(envelope).encode(), JSON, tag)
-    assert f"is held against run {first.run_id} of {CELL}, whose approval cannot be trusted" in desk.why_by_hand(run)
 
 
 def test_a_host_does_not_choose_its_anchor(cell: Cell, desk: Desk) -> None:

@@ -298,6 +298,18 @@ def set_counter(store: Store, last: int) -> None:
     store.swap(place, Counter(last=last).model_dump_json().encode(), JSON, store.read(place).tag)
 
 
+@pytest.mark.parametrize("change", [lambda manifest: manifest.update(sequence=None), lambda manifest: manifest.pop("sequence")])
+def test_a_run_without_a_number_hides_no_failed_tries(
+    desk: Desk, store: Store, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """As if it were the first of its cell, before all tries that failed."""
+    publish_report(store, tmp_path / "runs", OLDER, with_gate("fail"))
+    publish_report(store, tmp_path / "runs", RUN, counting())
+    forge(store, RUN, change)
+    with pytest.raises(StoreError, match="not a manifest: sequence: "):
+        desk.why_by_hand(read_run(store, CELL, RUN))
+
+
 def forge(store: Store, run_id: str, change: Callable[[dict[str, Any]], object]) -> None:
     key = manifest_key(CELL, run_id)
     body, tag = store.read(key)

@@ -14,10 +14,10 @@ from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.bundle import evidence_key, put_evidence
 from vllm_qualify.publish.kept import KeptStage, kept_stage, stage_key
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import Store, TooLongError
 from vllm_qualify.runs.folder import Run, start_run
 from vllm_qualify.runs.publishing import publish_run
-from vllm_qualify.runs.stored import reuse_stages
+from vllm_qualify.runs.stored import fetch_evidence, reuse_stages
 
 __all__ = ["judged", "run", "store"]
 ALL = Reuse(of="all", most_age_days=36_500.0)
@@ -124,3 +124,16 @@ def test_a_file_that_was_changed_in_the_store_is_told(published: Run, store: Sto
     Path(store.locate(evidence_key(file))).write_text("{}")
     with pytest.raises(StoreError, match="not what the run measured"):
         taken(store, published)
+
+
+def test_evidence_that_is_longer_than_its_report_says_is_not_read(published: Run, store: Store, tmp_path: Path) -> None:
+    """By one byte here: a file of terabytes would fill a memory or a disk before it were found out."""
+    report = published.report()
+    (file,) = (each for each in stage_of(published, "smoke").files if each.path == "smoke/machine.json")
+    path = Path(store.locate(evidence_key(file)))
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes() + b"\n")
+    for read in (lambda: fetch_evidence(store, report, tmp_path / "fetched"), lambda: taken(store, published)):
+        with pytest.raises(StoreError, match="not what its report says") as refused:
+            read()
+        assert isinstance(refused.value.__cause__, TooLongError)

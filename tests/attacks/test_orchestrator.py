@@ -1,8 +1,10 @@
 """Prefect's server says what it likes, and others of this machine ask it: neither runs code here or changes a flow."""
 
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from vllm_qualify.plan.choice import Choice
 from vllm_qualify.runs.request import QualifyRelease
 
 REQUEST = QualifyRelease(recipe="reference", choice=Choice(), store="file:///nowhere")
+A_FLOW = "00000000-0000-4000-8000-000000000000"
 # Prints where the server answers, and waits for the end of its input.
 SERVE = """
 import sys
@@ -92,11 +95,21 @@ def test_the_error_that_stopped_a_flow_is_its_own(monkeypatch: pytest.MonkeyPatc
     assert told.value is stopped
 
 
+def write_users_database(file: Path) -> None:
+    """One of Prefect's with a flow run."""
+    write_database(file)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("INSERT INTO flow (id, name) VALUES (?, 'theirs')", (A_FLOW,))
+        database.execute(
+            "INSERT INTO flow_run (name, flow_id, total_run_time) VALUES ('theirs', ?, '1970-01-01 00:00:00')", (A_FLOW,)
+        )
+
+
 @pytest.mark.prefect
 def test_nobody_else_may_ask_the_server_of_a_run(tmp_path: Path) -> None:
-    """Nor has it what somebody keeps in a database of Prefect's."""
+    """Nor has it what somebody keeps in a database of Prefect's, and it opens none of theirs."""
     keep_empty_database(tmp_path)
-    write_database(tmp_path / "prefect.db")
+    write_users_database(tmp_path / "prefect.db")
     before = (tmp_path / "prefect.db").read_bytes()
     mine = f"sqlite+aiosqlite:///{tmp_path}/prefect.db"
     environment = os.environ | {
@@ -113,8 +126,10 @@ def test_nobody_else_may_ask_the_server_of_a_run(tmp_path: Path) -> None:
         without = httpx.post(f"{url}/flow_runs/filter", json={})
         guessed = httpx.post(f"{url}/flow_runs/filter", json={}, auth=("vllm-qualify", ""))
         (state,) = tmp_path.glob("server-*/server.state")
+        # Whoever opens a database of Prefect's has files beside it.
+        opened = [file.name for file in tmp_path.glob("prefect.db?*")]
         process.communicate("", timeout=60)
     assert (without.status_code, guessed.status_code) == (401, 401)
-    assert (runs, blocks) == ("0", "0")
+    assert (runs, blocks, opened) == ("0", "0", [])
     assert (tmp_path / "prefect.db").read_bytes() == before
     assert not state.parent.exists()

@@ -24,20 +24,25 @@ from tests.builders.accuracy import asking, write_rows
 from tests.builders.benches import client_of, nothing, silent
 from tests.builders.plans import document_in, engine_in, plans_of
 from tests.builders.processes import until
+from tests.builders.worlds import world_of
 from tests.ci import IN_CI
-from tests.fakes.openai_server import Book
+from tests.evidence.commands import SERVER
+from tests.fakes.openai_server import Book, serving
 from vllm_qualify.answers import ask_within
 from vllm_qualify.engine.bench import results_folder, run_command, running_bench
 from vllm_qualify.engine.confinement import confining_process
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.engine.landlock import can_confine
 from vllm_qualify.engine.process import running_guarded, wait_for
-from vllm_qualify.engine.server import ServerPlan, config_text
+from vllm_qualify.engine.server import Server, ServerPlan, config_text
 from vllm_qualify.engine.server_start import launch
 from vllm_qualify.evidence.accuracy.samples import read_answers
 from vllm_qualify.evidence.load.client import command_of
 from vllm_qualify.evidence.paths.kinds import salts_of
 from vllm_qualify.evidence.paths.replies import Prompt
+from vllm_qualify.evidence.serving import Served
+from vllm_qualify.evidence.smoke import drawn_prompt
+from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.plan.cell import TaskPlan
 from vllm_qualify.recipe.accuracy import Accuracy
 from vllm_qualify.recipe.load import Load
@@ -259,6 +264,22 @@ def test_each_run_has_an_order_of_its_own(tmp_path: Path) -> None:
     orders = [task.order for plan in plans for task in plan.accuracy]
     assert all(re.fullmatch("[0-9a-f]{32}", order) for order in orders)
     assert len(set(orders)) == len(orders) > 1
+
+
+def test_each_run_has_a_smoke_prompt_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its smoke stage asks it."""
+    monkeypatch.setattr(Server, "check_alive", lambda _: None)
+    document, stand_in = document_in(tmp_path), engine_in(tmp_path)
+    plans = [plan for _ in range(2) for plan in plans_of(document, stand_in)]
+    assert all(re.fullmatch("[0-9a-f]{32}", plan.drawn) for plan in plans)
+    prompts = [drawn_prompt(plan.drawn) for plan in plans]
+    assert len(set(prompts)) == len(prompts) > 1
+    for plan, prompt in zip(plans, prompts, strict=True):
+        book = Book({})
+        with serving(book) as url:
+            served = Served(server=SERVER.model_copy(update={"url": url}))
+            SMOKE.measure(world_of(served, plan, tmp_path), tmp_path)
+        assert book.prompts == [plan.smoke.prompt] * 2 + [prompt] * 2
 
 
 @pytest.fixture

@@ -42,6 +42,11 @@ def served(**options: object) -> Change:
     return change
 
 
+def opened(report: Report) -> Report:
+    """Its server can be changed while it runs."""
+    return changed(report, "plan.server", environment=report.plan.server.environment | {"VLLM_SERVER_DEV_MODE": "1"})
+
+
 def with_a_task_folder(report: Report) -> Report:
     tasks = [task.model_copy(update={"folder": Path("/srv/tasks")}) for task in report.plan.accuracy]
     return changed(report, "plan", accuracy=tasks, code=[])
@@ -74,14 +79,11 @@ def test_code_that_a_plan_does_not_name_is_shown_and_is_for_a_person(option: str
 
 
 def test_a_server_that_can_be_changed_after_the_check_is_shown_and_is_for_a_person(page: Callable[[Change], str]) -> None:
-    def open_server(report: Report) -> Report:
-        return changed(report, "plan.server", environment=report.plan.server.environment | {"VLLM_SERVER_DEV_MODE": "1"})
-
-    report = open_server(passed_report())
+    report = opened(passed_report())
     message = "environment.VLLM_SERVER_DEV_MODE: whoever reaches the server may"
     assert message in dict(facts(report))["Opens the server"]
     assert "may change after the check" in why_by_hand(AUTOMATIC(report))
-    assert f"Opens the server{message}" in page(open_server)
+    assert f"Opens the server{message}" in page(opened)
 
 
 def test_a_folder_of_tasks_that_a_plan_does_not_name_is_shown_too() -> None:
@@ -97,6 +99,15 @@ def test_who_deploys_is_warned_of_the_models_code(in_store: Store, command: Comm
     publish_report(in_store, tmp_path / "runs", NEWER, served(**{"trust-remote-code": True}))
     assert command("approve", NEWER, *WHO)[0] == 0
     assert f"trusts {OF_THE_MODEL}" in command("approved", "get", CELL)[1].splitlines()[0]
+
+
+@pytest.mark.usefixtures("believed")
+def test_who_deploys_is_warned_of_what_opens_the_server(in_store: Store, command: Command, tmp_path: Path) -> None:
+    assert command("approve", RUN, *WHO)[0] == 0
+    assert "opens" not in command("approved", "get", CELL)[1].splitlines()[0]
+    publish_report(in_store, tmp_path / "runs", NEWER, opened)
+    assert command("approve", NEWER, *WHO)[0] == 0
+    assert "opens environment.VLLM_SERVER_DEV_MODE: whoever" in command("approved", "get", CELL)[1].splitlines()[0]
 
 
 # --- the decision

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.builders.accuracy import change_document as change
+from tests.builders.comparisons import cell_plan
 from vllm_qualify.evidence.smoke import DRAWN_REPLIES, OF_FIXED_PROMPT, REPLIES, drawn_prompt, parse_smoke, smoke_request
+from vllm_qualify.evidence.stages.smoke import SMOKE
 from vllm_qualify.recipe.accuracy import Smoke
 
 CAPTURED = Path(__file__).parent / "captured" / "smoke"
@@ -252,3 +254,10 @@ def test_without_the_replies_to_a_drawn_prompt_nothing_holds(folder: Path) -> No
     rows = parse_smoke(folder, SETTINGS, ["reference"], GOLDEN, has_drawn=True)
     assert [row.value for row in rows] == [None] * 5
     assert all(DRAWN_REPLIES in (row.invalid_because or "") for row in rows)
+
+
+def test_a_plan_with_a_drawn_prompt_is_held_to_the_replies_to_it(drawn: Path) -> None:
+    plan = cell_plan([]).model_copy(update={"smoke": SETTINGS, "smoke_golden": GOLDEN, "drawn": "0" * 32})
+    assert [row.sample_count for row in SMOKE.parse(plan, drawn.parent)] == [4, 4, 4, 2, 2]
+    (drawn / DRAWN_REPLIES).unlink()
+    assert [row.value for row in SMOKE.parse(plan, drawn.parent)] == [None] * 5
