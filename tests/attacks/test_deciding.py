@@ -233,6 +233,15 @@ def test_a_plan_that_names_its_releases_tries_and_counts_none_is_for_a_person(
     assert_for_a_person(desk, hiding, f"does not count {OLDER}, in which its release did not pass")
 
 
+def test_a_readme_added_to_the_weights_begins_no_new_count(desk: Desk, store: Store, tmp_path: Path) -> None:
+    files = {"config.json": "1" * 64, "model.safetensors": "2" * 64}
+    weights = change_of("plan.cell.release", files=files, revision=f"sha256:{'1' * 64}")
+    with_readme = change_of("plan.cell.release", files=files | {"README.md": "3" * 64}, revision=f"sha256:{'2' * 64}")
+    publish_report(store, tmp_path / "runs", OLDER, lambda report: weights(with_gate("fail")(report)))
+    again = publish_report(store, tmp_path / "runs", RUN, lambda report: with_readme(counting()(report)))
+    assert_for_a_person(desk, again, f"does not count {OLDER}, in which its release did not pass")
+
+
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "no try": lambda manifest: manifest.update(tried=None),
     "of another release": lambda manifest: manifest["tried"].update(release="0" * 64),

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -29,7 +30,7 @@ from vllm_qualify.engine.server import ServerPlan, config_text
 from vllm_qualify.errors import HostError, StoreError
 from vllm_qualify.publish.directory import DirectoryStore
 from vllm_qualify.publish.layout import manifest_key
-from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.store import MOST_DOCUMENT_BYTES, Store, TooLongError
 from vllm_qualify.report.diff import diff
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
@@ -193,6 +194,16 @@ def test_evidence_with_a_name_that_no_store_takes_is_refused_in_one_line(store: 
     with pytest.raises((StoreError, HostError)) as refused:
         check_judgement(store, read_run(store, CELL, RUN))
     assert "\n" not in refused.value.problem
+
+
+@pytest.mark.parametrize("name", ["report.json", "manifest.json"])
+def test_a_document_without_an_end_is_not_read_whole(store: Store, tmp_path: Path, name: str) -> None:
+    run = publish_report(store, tmp_path / "runs")
+    path = Path(store.locate(f"reports/{run.cell}/{RUN}/{name}"))
+    path.chmod(0o644)
+    os.truncate(path, MOST_DOCUMENT_BYTES + 1)
+    with pytest.raises(TooLongError):
+        read_run(store, CELL, RUN)
 
 
 @pytest.mark.parametrize("key", ["a b", "../up", ".store", "", "a//b"])
