@@ -101,6 +101,7 @@ GENERAL_SIGNS = [
         r"|oneCCL: [^\n]{1,100}EXCEPTION: [^\n]{1,100})",
         "the GPUs could not be connected: {what}",
         "check that the server may use this host's GPUs and network cards: their devices, and the container's rights",
+        needs=("nvshmem", "oneCCL"),
     ),
     # Ray tries again for a while.
     make_sign("rendezvous", r"Failed to connect to GCS at address [^\n]{1,100}", "the ranks did not meet: {whole}"),

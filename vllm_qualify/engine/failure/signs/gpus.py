@@ -22,6 +22,7 @@ SIGNS = [
         "no-gpu",
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Failed to infer device type|Error 802: [^(\n]+",
         "the server found no GPU that it can use: {whole}",
+        needs=("No CUDA GPUs", "Found no NVIDIA", "Failed to infer", "Error 802"),
     ),
     # The container's toolkit puts the driver's libraries into a container; an image without them has empty files.
     make_sign(
@@ -92,6 +93,18 @@ SIGNS = [
         r"|ZMQError: Cannot assign requested address[^\n]{0,100}"
         r"|DistNetworkError: [^\n]{1,200}|DistStoreError: [^\n]{1,200}|wait timeout after \d+ ?ms[^\n]{0,100})",
         "the ranks did not meet: {what}",
+        needs=(
+            "The client socket has",
+            "waiting for clients",
+            "connection attempt",
+            "connectFullMesh",
+            "gloo/transport",
+            "store->get",
+            "ZMQError",
+            "DistNetworkError",
+            "DistStoreError",
+            "wait timeout",
+        ),
     ),
     make_sign(
         "gpu-broken",
@@ -141,6 +154,7 @@ SIGNS = [
         r"|TPU initialization failed[^\n]{0,200}"
         r"|No XPU devices are available|[Nn]euron device not found",
         "the server found no GPU or device that it can use: {whole}",
+        needs=("CUDA unknown error", "Device string", "NVML_SUCCESS", "nrt_init", "TPU init", "No XPU", "euron device"),
     ),
     make_sign(
         "too-few-gpus", r"(?:CUDA|HIP) error: invalid device ordinal", "the server sees fewer GPUs than it was told: {whole}"
@@ -152,5 +166,6 @@ SIGNS = [
         r"|number of required \w{1,10} exceeds the total number of available[^\n]{0,100}"
         r"|No available node types can fulfill resource request[^\n]{0,200}",
         "Ray has too few GPUs: {whole}",
+        needs=("placement group", "urrent node has no", "Ray does not", "number of required", "No available node types"),
     ),
 ]

@@ -105,6 +105,7 @@ SIGNS = [
         r"^MemoryError.*|std::bad_alloc|\[Errno 12\] Cannot allocate memory|shared object: Cannot allocate memory"
         r"|LLVM ERROR: out of memory[^\n]{0,60}",
         "the host's memory ran out: {whole}",
+        needs=("MemoryError", "bad_alloc", "Cannot allocate memory", "LLVM ERROR"),
     ),
     make_sign(
         "out-of-memory",

@@ -129,6 +129,7 @@ SIGNS = [
         r"^\w{1,40}: (?P<why>[^\n]{0,200}(?:Error no file named|No tokenizer file found in directory"
         r"|is not the path to a directory containing)[^\n]{1,200})",
         "the model's folder lacks a file: {why}",
+        needs=("Error no file named", "No tokenizer file", "is not the path"),
     ),
     make_sign(
         "unsupported-architecture",

@@ -99,6 +99,7 @@ SIGNS = [
         r"^\w{1,40}Error: (?P<what>CUDAGraphMode\.\w{1,40} is not supported with [^\n]{1,200})",
         "the CUDA graphs that are asked for do not fit the attention backend: {what}",
         "change cudagraph_mode in compilation-config, or leave it out",
+        needs=("CUDAGraphMode",),
     ),
     make_sign(
         "refused-configuration",
@@ -165,5 +166,6 @@ SIGNS = [
         r"|consider setting `trust_remote_code=True`)",
         "the model brings code of its own, and the recipe does not let it run",
         "read the code, set trust-remote-code in the recipe, and give --allow-code",
+        needs=("custom code", "requires you to execute", "trust_remote_code"),
     ),
 ]

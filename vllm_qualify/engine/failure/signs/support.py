@@ -8,6 +8,7 @@ SIGNS = [
         r"\bkv_data_type (?P<type>[\w.]{1,60}) is not supported",
         "the attention backend does not take a KV cache of {type}",
         "choose another kv-cache-dtype or attention backend for this GPU type",
+        needs=("kv_data_type",),
     ),
     make_sign(
         "unsupported-quantization",

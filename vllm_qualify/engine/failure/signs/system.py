@@ -28,6 +28,7 @@ SIGNS = [
         r"^\S{1,200}python[\d.]{0,6}: "
         r"(?P<why>No module named [^\n]{1,100}|Error while finding module specification for [^\n]{1,200})",
         "Python does not find the engine: {why}",
+        needs=("No module named", "finding module specification"),
     ),
     make_sign(
         "unsupported-gpu",
@@ -55,6 +56,7 @@ GENERAL_SIGNS = [
         r"|cannot cache function '[^'\n]{1,100}': no locator available for file '[^'\n]{1,200}'"
         r"|Could not determine home directory|Can't determine home directory",
         "the server's user lacks a folder that it may write: {whole}",
+        needs=("PermissionError at", "ermission denied", "cannot cache function", "determine home"),
     ),
     make_sign(
         "hub-unreachable",
@@ -68,6 +70,7 @@ GENERAL_SIGNS = [
         r"(?:Fatal Python error: |^\*\*\* )(?P<what>Segmentation fault|Bus error|Illegal instruction|Aborted"
         r"|Floating[ -]point exception|SIG(?:SEGV|BUS|ABRT|ILL|FPE) received)",
         "native code of the server crashed: {what}",
+        needs=("Fatal Python error", "*** "),
     ),
     make_sign(
         "crashed",
@@ -82,6 +85,7 @@ GENERAL_SIGNS = [
         r"'(?:c10::|torch::|std::(?:out_of_range|logic_error|length_error))[^'\n]{0,100}'"
         r"|[^\n]{0,200}INTERNAL ASSERT FAILED at [^\n]{1,200})",
         "native code of the release failed: {what}",
+        needs=("terminate called", "INTERNAL ASSERT"),
     ),
 ]
 

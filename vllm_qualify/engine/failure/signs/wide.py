@@ -25,6 +25,7 @@ GENERAL_SIGNS = [
         r"unsupported GNU version! [^\n]{0,100}|error: identifier \"[^\"\n]{1,60}\" is undefined"
         r"|fatal error: \S{1,100}\.(?:h|hpp|cuh): No such",
         "a kernel could not be built with this host's compilers and headers: {whole}",
+        needs=("unsupported GNU", "is undefined", "fatal error"),
     ),
     make_sign(
         "engine-bug",
@@ -32,6 +33,15 @@ GENERAL_SIGNS = [
         r"(?:: [^\n]{0,200})?|RuntimeError: `?ptxas`? failed with [^\n]{1,100}"
         r"|\w{1,40}: (?:Duplicate layer name|call aclnn\w{1,60} failed)[^\n]{0,200})",
         "the engine's own code or its compiler failed: {what}",
+        needs=(
+            "CompilationError",
+            "PTXASError",
+            "CompileTimeAssertion",
+            "UnsupportedLanguage",
+            "ptxas",
+            "Duplicate layer",
+            "aclnn",
+        ),
     ),
     make_sign(
         "engine-bug",
@@ -77,12 +87,14 @@ GENERAL_SIGNS = [
         r"^\w{1,40}(?:Error|Exception): (?P<why>No suitable kernel[^\n]{0,200}|[^\n]{0,60}only supports head dim[^\n]{0,100}"
         r"|Head size \d{1,4} is not supported by [^\n]{1,200})",
         "a kernel or backend does not fit the model or this GPU: {why}",
+        needs=("No suitable kernel", "only supports head dim", "Head size"),
     ),
     make_sign(
         "invalid-value",
         r"^\w{1,40}Error: (?P<why>Invalid value '?[^\n]{1,100}'? for VLLM_[^\n]{1,200}"
         r"|[^\n]{0,100}VLLM_\w{1,60} is invalid[^\n]{0,100})",
         "the engine refuses a value: {why}",
+        needs=("VLLM_",),
     ),
     make_sign(
         "invalid-value",
@@ -117,6 +129,7 @@ GENERAL_SIGNS = [
         r"|not permitted)[^\n]{0,60})",
         "the server may not bind its memory or its threads to a part of this host: {what}",
         "give the container the right to (SYS_NICE, or a security profile that allows it), or leave the binding out",
+        needs=("numa_migrate_pages", "set_mempolicy", "sched_setaffinity", "mbind"),
     ),
     make_sign(
         "nccl-failure",
@@ -153,6 +166,7 @@ GENERAL_SIGNS = [
         "unsupported-architecture",
         r"^\w{1,40}: (?P<why>Unrecognized configuration class [^\n]{1,200})",
         "the engine's transformers does not know the model: {why}",
+        needs=("Unrecognized configuration class",),
     ),
     make_sign(
         "weights-do-not-fit",
