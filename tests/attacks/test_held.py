@@ -23,7 +23,7 @@ from tests.report.builder import page_link
 from vllm_qualify.approval.errors import NotApprovedError, OtherKeyError, TamperedError
 from vllm_qualify.approval.formats import deployable
 from vllm_qualify.approval.layout import approval_key, pointer_key, readable
-from vllm_qualify.approval.published import read_run, stored_object
+from vllm_qualify.approval.published import PublishedRun, read_run, stored_object
 from vllm_qualify.approval.signing import IN_TOTO, PrivateKey, new_key, open_envelope, public_keys, sign
 from vllm_qualify.approval.verify import export, verify
 from vllm_qualify.engine.server import ServerPlan, config_text
@@ -149,6 +149,19 @@ def test_a_key_given_twice_is_found(bundle: DirectoryStore, key: PrivateKey, doc
         verify(bundle, CELL, [key.public_key], NOW)
 
 
+def replace_report(store: Store, run: PublishedRun, body: bytes) -> None:
+    """The store has another report for the run, and a manifest that names it."""
+    rewrite(store, run.report_object.key, lambda _: body)
+    named = stored_object(run.report_object.key, body)
+
+    def mended(manifest: bytes) -> bytes:
+        document = json.loads(manifest)
+        document["objects"] = [named.model_dump() if each["key"] == named.key else each for each in document["objects"]]
+        return json.dumps(document).encode()
+
+    rewrite(store, manifest_key(CELL, RUN), mended)
+
+
 @pytest.mark.parametrize(("name", "evil"), [("model", "evil/model"), ("arguments", {}), ("served_model_name", "evil")])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_report_with_a_key_given_twice_is_not_signed(
@@ -162,15 +175,7 @@ def test_a_report_with_a_key_given_twice_is_not_signed(
     twice = written.replace("{", f"{{{added}, ", 1) if is_first else f"{written[:-1]}, {added}}}"
     body = json.dumps(report).replace(written, twice).encode()
     assert body.count(twice.encode()) == 1
-    rewrite(store, run.report_object.key, lambda _: body)
-    named = stored_object(run.report_object.key, body)
-
-    def mended(manifest: bytes) -> bytes:
-        document = json.loads(manifest)
-        document["objects"] = [named.model_dump() if each["key"] == named.key else each for each in document["objects"]]
-        return json.dumps(document).encode()
-
-    rewrite(store, manifest_key(CELL, RUN), mended)
+    replace_report(store, run, body)
     with pytest.raises(StoreError, match="a key is given twice"):
         approved(store, read_run(store, CELL, RUN), key)
 
@@ -182,15 +187,7 @@ def test_evidence_with_a_name_that_no_store_takes_is_refused_in_one_line(store: 
     body = store.get(run.report_object.key)
     assert b'"load/bench-1.json"' in body
     body = body.replace(b'"load/bench-1.json"', json.dumps(path).encode())
-    rewrite(store, run.report_object.key, lambda _: body)
-    named = stored_object(run.report_object.key, body)
-
-    def mended(manifest: bytes) -> bytes:
-        document = json.loads(manifest)
-        document["objects"] = [named.model_dump() if each["key"] == named.key else each for each in document["objects"]]
-        return json.dumps(document).encode()
-
-    rewrite(store, manifest_key(CELL, RUN), mended)
+    replace_report(store, run, body)
     with pytest.raises((StoreError, HostError)) as refused:
         check_judgement(store, read_run(store, CELL, RUN))
     assert "\n" not in refused.value.problem

@@ -56,7 +56,7 @@ ONLY_SOME = {"accuracy.0.order", "drawn"}
 
 
 def only_a_host_knows(name: str, own: Any, other: Any) -> bool:
-    """Whether a field may have another value than in the recipe's own plan, and nobody need decide."""
+    """Whether a run may be approved automatically though this field differs from the recipe's own plan."""
     is_known = any(f"{name}.".startswith(f"{known}.") for known in KNOWN_TO_THE_HOST)
     return is_known and (name not in ONLY_MORE or other > own) and (name not in ONLY_SOME or bool(other))
 

@@ -159,7 +159,7 @@ class Desk:
                 yield f"is held against run {run_id} of {cell}, whose approval cannot be trusted: {why}"
 
     def _why_unsigned(self, cell: str, run_id: str) -> str:
-        """Why nobody whom this desk knows approved a run; empty if somebody did."""
+        """Why a run has no approval by a key that this desk trusts; empty if it has one."""
         try:
             check_signed(self.store, cell, run_id, [self.key.public_key, *self.trusted])
         except (TamperedError, OtherKeyError) as error:

@@ -28,7 +28,7 @@ def with_tries(plan: CellPlan, store: Store, tell: Tell) -> CellPlan:
 
 
 def departures_of_tries(run: PublishedRun, store: Store, is_signed: Callable[[str], bool]) -> Iterator[str]:
-    """What of a cell's other runs a plan does not count, or nobody can believe, in words that follow the run.
+    """The other runs of a cell that a plan leaves out or that cannot be believed, in words that follow the run.
 
     Whoever may publish can change an index, leave tries out of a plan and choose a run's number, and cannot remove a manifest.
     So runs with larger numbers count, too. What a manifest says counts only as far as its report says so. `is_signed` says
