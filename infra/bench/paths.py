@@ -201,7 +201,10 @@ def hold(folder: Path, document: Document) -> Held:
     return Held(held_s, sum(cell.get("paths", 0.0) for cell in cells))
 
 
-def extra_held(rounds: int) -> float | None:
+def extra_held(rounds: int, are_paths_first: bool = True) -> float | None:
+    """The median over the rounds of how long the servers were held with the paths, over without. The order changes in turns."""
+    if not rounds:
+        return None
     ratios = []
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -210,13 +213,16 @@ def extra_held(rounds: int) -> float | None:
         call(folder, "key", "new", str(folder / "approval.key"), "--no-passphrase")
         for baseline in qualify(folder, without, "--establish-baseline"):
             call(folder, "approve", baseline.name, "--by", "bench", "--reason", "to be compared with")
-        for _ in range(rounds):
-            ours, theirs = hold(folder, with_paths), hold(folder, without)
+        for number in range(rounds):
+            if (number % 2 == 0) == are_paths_first:
+                ours, theirs = hold(folder, with_paths), hold(folder, without)
+            else:
+                theirs, ours = hold(folder, without), hold(folder, with_paths)
             print(
                 f"held {ours.all_s:.0f} s, of it {ours.paths_s:.0f} s for the paths; without {theirs.all_s:.0f} s", flush=True
             )
             ratios.append(ours.all_s / theirs.all_s)
-    return statistics.median(ratios) if ratios else None
+    return statistics.median(ratios)
 
 
 def main() -> None:
