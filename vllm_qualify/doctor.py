@@ -1,7 +1,6 @@
 """What this machine has and lacks for a qualification, one line each with the remedy."""
 
 import ctypes
-import importlib
 import os
 import shutil
 from collections.abc import Callable
@@ -71,22 +70,13 @@ def _find_orchestrator() -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _find_flows() -> str:
-    try:
-        importlib.import_module("flows")
-    except ImportError as error:
-        remedy = "install from a checkout: `make setup`, or pip install --editable"
-        raise HostError("flows and tasks are not importable", remedy) from error
-    return "importable"
-
-
 def _find_vllm() -> str:
     engine = find_engine()
     identity = engine.identity()
     return f"vLLM {identity.version} at {engine.python.parent.parent}{changed_files(identity)}"
 
 
-def _find_libnuma() -> str:
+def find_libnuma() -> str:
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError as error:
@@ -184,9 +174,8 @@ def _check_leftovers() -> Diagnosis:
 CHROMIUM = "chromium-headless-shell"
 CHECKS: tuple[Callable[[], Diagnosis], ...] = (
     partial(_diagnose, "orchestrator", _find_orchestrator),
-    partial(_diagnose, "flows", _find_flows),
     partial(_diagnose, "engine", _find_vllm),
-    partial(_diagnose, "libnuma1", _find_libnuma, _has_gpus),
+    partial(_diagnose, "libnuma1", find_libnuma, _has_gpus),
     partial(_diagnose, "GPU type", _find_gpus),
     partial(_diagnose, "memory", _find_memory),
     partial(_diagnose, "disk", _find_disk),

@@ -16,9 +16,7 @@ ARG PYTHON
 WORKDIR /opt/vllm-qualify
 ENV UV_PYTHON_INSTALL_DIR=/opt/python UV_LINK_MODE=copy UV_NO_CACHE=1
 COPY infra/requirements/orchestrator.txt infra/requirements/orchestrator.txt
-# Of the tools of development only uv, which stays in this stage.
-COPY infra/requirements/development.txt /tmp/development.txt
-RUN sed -n '/^uv==/,/[^\\]$/p' /tmp/development.txt > /tmp/uv.txt \
+RUN sed -n '/^uv==/,/[^\\]$/p' infra/requirements/orchestrator.txt > /tmp/uv.txt \
  && pip install --no-cache-dir --no-deps --require-hashes --requirement /tmp/uv.txt \
  && uv python install "$PYTHON" \
  && uv venv --python "$PYTHON" --python-preference only-managed .venv \
@@ -28,7 +26,7 @@ COPY vllm_qualify vllm_qualify
 COPY tasks tasks
 COPY flows flows
 COPY deployments deployments
-RUN uv pip install --python .venv --no-deps --no-build-isolation --editable .
+RUN uv pip install --python .venv --no-deps --no-build-isolation .
 
 FROM ${VLLM_IMAGE}
 USER root

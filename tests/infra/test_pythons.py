@@ -16,7 +16,12 @@ import pytest
 from tests.infra.files import IMAGE, ROOT
 
 REQUIREMENTS = ROOT / "infra" / "requirements"
-LOCKS = ("orchestrator", "development", "engine")
+LOCKS = (
+    "infra/requirements/orchestrator.txt",
+    "infra/requirements/development.txt",
+    "vllm_qualify/engine/locks/cpu.txt",
+    "vllm_qualify/engine/locks/cuda.txt",
+)
 OLDEST, NEWEST = 11, 14
 SUPPORTED = [f"3.{minor}" for minor in range(OLDEST, NEWEST + 1)]
 
@@ -78,7 +83,7 @@ def test_the_callers_python_or_the_oldest_supported_one_is_taken(
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_has_the_hash_of_every_file_and_no_address(name: str) -> None:
-    text = (REQUIREMENTS / f"{name}.txt").read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     packages = re.findall(r"^([\w.-]+)==[^\n]*((?:\n    --hash=sha256:[0-9a-f]{64}[ \\]*)*)", text, re.MULTILINE)
     assert len(packages) > 100
     assert [package for package, hashes in packages if not hashes] == []
@@ -108,13 +113,14 @@ def test_every_install_from_a_lock_asks_for_hashes() -> None:
 def test_torchs_lock_has_its_wheel_for_every_python() -> None:
     """PyTorch's CPU wheel is on no general index, so its hashes are kept by hand."""
     known = {line.split()[1]: line.split()[0] for line in (REQUIREMENTS / "torch.sha256").read_text().splitlines()}
-    version = shell("locked_version torch engine").stdout.strip()
+    torch = shell("locked torch vllm_qualify/engine/locks/cpu.txt").stdout
+    version = torch.split("==")[1].split()[0]
     pythons = [f"cp{python.replace('.', '')}" for python in shell("printf '%s ' ${pythons[@]}").stdout.split()]
     machines = ("aarch64", "x86_64")
     assert sorted(known) == [
         f"torch-{version}-{py}-{py}-manylinux_2_28_{machine}.whl" for py in pythons for machine in machines
     ]
-    assert sorted(re.findall(r"sha256:(\w+)", shell("locked torch engine").stdout)) == sorted(known.values())
+    assert sorted(re.findall(r"sha256:(\w+)", torch)) == sorted(known.values())
 
 
 @pytest.mark.parametrize("content", ["what was locked", "something else"])
@@ -154,8 +160,8 @@ def test_a_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
 
 
 def test_a_packages_lines_are_found_in_a_lock() -> None:
-    first, *hashes = shell("locked uv development").stdout.splitlines()
-    version = shell("locked_version uv development").stdout.strip()
+    first, *hashes = shell("locked uv infra/requirements/orchestrator.txt").stdout.splitlines()
+    ((_, version),) = [locked for locked in versions_in("orchestrator") if locked[0] == "uv"]
     assert first == f"uv=={version} \\"
     assert hashes
     assert all(line.startswith("    --hash=sha256:") for line in hashes)

@@ -13,6 +13,7 @@ import typer
 
 from vllm_qualify.cli import approval
 from vllm_qualify.cli.approver import approver_app
+from vllm_qualify.cli.engine import engine_app
 from vllm_qualify.cli.examples import add_examples
 from vllm_qualify.cli.recipe import data_app, recipe_app
 from vllm_qualify.cli.report import publish, rejudge, report_app
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(report_app, name="report")
 app.add_typer(recipe_app, name="recipe")
+app.add_typer(engine_app, name="engine")
 app.add_typer(trace_app, name="trace")
 app.add_typer(data_app, name="data")
 app.add_typer(approver_app, name="approver")

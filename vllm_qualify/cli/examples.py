@@ -28,6 +28,18 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
         Example("demo", "The reference model, which passes."),
         Example("demo --weights regressed", "Worse weights, which are refused."),
     ),
+    "engine install": (
+        Example("engine install", "vLLM for this machine's GPUs, or else for its CPU."),
+        Example("engine install --cpu --to ~/vllm-engine", "The CPU's build, in a folder of your own."),
+    ),
+    "engine list": (
+        Example("engine list", "What is installed, and which one runs use."),
+        Example("engine list --json", "For a script."),
+    ),
+    "engine remove": (
+        Example("engine remove 0.32.0-cpu", "The CPU's build of a version."),
+        Example("engine remove 0.31.0-cuda", "A version that no run needs any more."),
+    ),
     "rejudge": (
         Example(f"rejudge {RUN}", "Once more by its own gates."),
         Example(f"rejudge {RUN} --recipe stricter.yaml", "By the gates of another recipe."),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vllm_qualify.engine import installed
 from vllm_qualify.engine.confinement import quiet_environment
+from vllm_qualify.engine.installing import list_installed
 from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.launchers import LauncherName
 from vllm_qualify.errors import HostError
@@ -88,17 +89,18 @@ class EngineEnvironment(Frozen):
         )
 
 
-_REMEDY = f"run `make setup` in the checkout, or set {OVERRIDE} to the environment's folder"
+_REMEDY = f"run `vllm-qualify engine install` (`make setup` in a checkout), or set {OVERRIDE} to the environment's folder"
 
 
 def find_engine() -> EngineEnvironment:
-    """The engine environment: by VLLM_QUALIFY_ENGINE, else the checkout's, else the one this Python is in.
+    """The engine environment: by VLLM_QUALIFY_ENGINE, else the checkout's, the newest installed one, the one this Python is in.
 
     Raises HostError if none of them has a `vllm` command.
     """
     override = os.environ.get(OVERRIDE)
     checkout = Path(__file__).resolve().parents[2] / CHECKOUT_ENVIRONMENT
-    folders = [Path(override).expanduser()] if override else [checkout, Path(sys.prefix)]
+    finished = [each.folder for each in list_installed() if each.is_finished]
+    folders = [Path(override).expanduser()] if override else [checkout, *finished, Path(sys.prefix)]
     for folder in folders:
         if (folder / "bin" / "vllm").exists():
             return EngineEnvironment(python=folder / "bin" / "python")
