@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -28,6 +29,9 @@ pytest_plugins = (
     "tests.qualified",
 )
 
+# The engines that this user has installed are not those of the tests.
+os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir(), "vllm-qualify-no-engines"))
+
 LIVE_MARKERS = ("engine", "docker", "s3", "browser", "fleet")
 # Files whose names begin so share a Docker Engine, or runs of the demo.
 SHARING = ("test_docker", "test_demo")
@@ -38,6 +42,7 @@ LONG = (
     "tests/live/test_load_profiles.py",
     "tests/live/test_demo",
     "tests/attacks/test_demo_report.py",
+    "tests/live/test_wheel.py",
     "tests/live/test_fleet",
     "tests/live/test_soak.py",
     "tests/faults/test_network.py",

