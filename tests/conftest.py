@@ -42,7 +42,6 @@ LONG = (
     "tests/live/test_load_profiles.py",
     "tests/live/test_demo",
     "tests/attacks/test_demo_report.py",
-    "tests/live/test_wheel.py",
     "tests/live/test_fleet",
     "tests/live/test_soak.py",
     "tests/faults/test_network.py",
