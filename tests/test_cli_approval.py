@@ -2,15 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.approval.builder import CELL, NEWER, RUN, made_key, publish_report, with_gate
 from tests.builders.approval_commands import WHO, Command, command, store
-from tests.report.builder import passed_report
+from tests.builders.changed import changed
+from tests.report.builder import image_report, passed_report
 from tests.terminal import typed
+from vllm_qualify.approval.layout import Format
 from vllm_qualify.approval.signing import PASSWORD, PRIVATE_KEY, PUBLIC_KEY
+from vllm_qualify.engine.environment import digest_of
 from vllm_qualify.publish.store import Store
+from vllm_qualify.publish.stores import open_store
+from vllm_qualify.report.model import Report
 
 __all__ = ["command", "store"]
 
@@ -28,9 +34,10 @@ def test_a_report_is_approved_listed_deployed_verified_and_revoked(command: Comm
     code, out, _ = command("approved", "get", CELL, "--format", "config")
     assert (code, out.splitlines()[0].startswith(f"# cell {CELL}; run {RUN}")) == (0, True)
     release = passed_report().plan.cell.release
+    engine, model = f"vLLM {release.engine.version} {release.engine.digest}", f"{release.model} at {release.revision}"
     known = json.loads(command("approved", "get", CELL, "--format", "json")[1])["annotations"]
-    assert known["engine"] == f"vLLM {release.engine.version} {release.engine.digest}"
-    assert known["model"] == f"{release.model} at {release.revision}"
+    assert (known["engine"], known["model"]) == (engine, model)
+    assert f"; engine {engine}; model {model}" in out.splitlines()[0]
     code, out, _ = command("verify", CELL)
     assert (code, f"{CELL}, run {RUN}: approved by Ada" in out) == (0, True)
     code, out, _ = command("approved", "export", CELL, str(tmp_path / "bundle"))
@@ -40,6 +47,33 @@ def test_a_report_is_approved_listed_deployed_verified_and_revoked(command: Comm
         code, _, err = command(*looked)
         assert (code, f"run {RUN} was revoked by Eve" in err) == (14, True)
     assert json.loads(command("approved", "list", "--json")[1])[0]["state"] == "revoked"
+
+
+def of_an_image_and_a_folder(report: Report) -> Report:
+    files = {"config.json": "ab" * 32}
+    release = changed(image_report().plan.cell.release, model="./models/llama", revision=digest_of(files), files=files)
+    server = changed(image_report().plan.server, model="/models/llama", revision=None, parts=[])
+    return changed(changed(report, "plan.cell", release=release), "plan", server=server)
+
+
+@pytest.mark.parametrize("form", get_args(Format))
+def test_each_format_of_an_image_names_the_engines_version_and_both_digests(
+    form: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a process, which has no image, the formats are `config` and `json`: the test above."""
+    monkeypatch.setenv("VLLM_QUALIFY_HOME", str(tmp_path))
+    made_key(tmp_path / "approver.pem")
+    for name, end in ((PRIVATE_KEY, ""), (PUBLIC_KEY, ".pub")):
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / f"approver.pem{end}"))
+    store = open_store((tmp_path / "store").as_uri())
+    release = publish_report(store, tmp_path / "runs", change=of_an_image_and_a_folder).report.plan.cell.release
+    assert command("approve", RUN, *WHO)[0] == 0
+    code, out, _ = command("approved", "get", CELL, "--format", form)
+    assert (code, f"vLLM 0.32.0 {release.engine.digest}" in out, f"./models/llama at {release.revision}" in out) == (
+        0,
+        True,
+        True,
+    )
 
 
 @pytest.mark.usefixtures("store")

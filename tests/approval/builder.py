@@ -31,13 +31,16 @@ BOB_REJECTS = ruling("reject", "Bob", "we do not need it")
 Change = Callable[[Report], Report]
 
 
-def publish_report(store: Store, folder: Path, run_id: str = RUN, change: Change = lambda report: report) -> PublishedRun:
-    """A run with real, small evidence."""
+def publish_report(
+    store: Store, folder: Path, run_id: str = RUN, change: Change = lambda report: report, **evidence: str
+) -> PublishedRun:
+    """A run with real, small evidence. `evidence` has further files' texts by their path, as in `**{"load/x.txt": "…"}`."""
     run = Run(folder=folder / run_id)
-    for name in ("serve/server.yaml", "serve/server.log", "smoke/replies.json", "accuracy/results.json", "load/bench-1.json"):
+    names = ("serve/server.yaml", "serve/server.log", "smoke/replies.json", "accuracy/results.json", "load/bench-1.json")
+    for name, text in ({name: f"{name} of {run_id}\n" for name in names} | evidence).items():
         path = run.evidence / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{name} of {run_id}\n")
+        path.write_text(text)
     run.data_docs.mkdir()
     (run.data_docs / "index.html").write_text("<html>all expectations</html>")
     report = change(_with_evidence(passed_report(), run))

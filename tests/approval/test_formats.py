@@ -125,7 +125,9 @@ def test_the_docker_line_is_the_qualified_container_with_flags_for_its_file() ->
     assert after(command, "--name") == ["tiny-bf16"]
     assert "VLLM_LOGGING_LEVEL=DEBUG" in after(command, "--env")
     assert {"HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"} <= set(after(command, "--env")), "as they are where it runs"
-    assert not {"--restart", "--label", "--mount", "--config"} & set(command)
+    # What the qualification's own container is labelled with stays there.
+    assert after(command, "--label") == [f"vllm-qualify/{key}={value}" for key, value in ANNOTATIONS.items()]
+    assert not {"--restart", "--mount", "--config"} & set(command)
 
 
 def test_local_weights_are_mounted_where_the_server_expects_them() -> None:

@@ -13,9 +13,12 @@ from typing import Any
 import docker
 import pytest
 
+from tests.builders.changed import changed
 from tests.builders.processes import until
 from tests.docker_engine import Engine, push_image
 from tests.qualified import COMMAND, run
+from tests.report.builder import image_report
+from vllm_qualify.approval.here.image import compare_image
 from vllm_qualify.engine import image
 from vllm_qualify.engine.containers.leftovers import OWNER_LABEL, RUN_LABEL, find_leftovers, remove_leftovers
 from vllm_qualify.engine.containers.plan import Bind, ContainerPlan, command_line, create_container
@@ -439,3 +442,27 @@ def test_a_container_that_cannot_be_removed_is_named_beside_the_error_and_remove
     (left,) = client.containers.list(all=True, filters={"label": RUN_LABEL})
     assert left.status == "exited"
     left.remove()
+
+
+def test_a_tag_is_compared_in_its_registry_and_on_this_machine(docker_engine: Engine) -> None:
+    """Each may have moved without the other: the registry's copy is not the one that `docker run` takes here."""
+    registry, name = docker_engine.registry, f"{docker_engine.registry}/deployed:v1"
+    digest = push_image(registry, "deployed", "v1", content=str(time.time_ns()))
+    approved = image.resolve(name)
+    plan = changed(image_report().plan, "server", engine=approved)
+
+    def states() -> dict[str, str]:
+        return {found.what: found.state for found in compare_image(name, plan.cell.release, plan.server)}
+
+    assert (approved.digest, states()["digest in the registry"]) == (digest, "same")
+    assert states()["digest on this machine"] == "cannot be told"
+    docker_engine.client().images.pull(name)
+    assert (states()["digest on this machine"], states()["platform on this machine"]) == ("same", "same")
+    push_image(registry, "deployed", "v1", content=str(time.time_ns()))
+    assert (states()["digest in the registry"], states()["digest on this machine"]) == ("different", "same")
+    docker_engine.client().images.pull(name)
+    assert states()["digest on this machine"] == "different"
+    push_image(registry, "deployed", "v1", architecture="arm64")
+    assert states()["digest in the registry"] == "different"
+    docker_engine.client().images.pull(name, platform="linux/arm64")
+    assert states()["platform on this machine"] == "different"

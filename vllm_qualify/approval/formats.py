@@ -49,7 +49,7 @@ def deployable(plan: ServerPlan, format: Format, name: str, annotations: Annotat
 
     - `config`: the config file as the server read it. A comment before it has the annotations and the command that reads it.
     - `docker`: a `docker run` line for a POSIX shell. It needs no other file: it has the options that vLLM itself makes from
-      the config file.
+      the config file. The annotations are labels of the container.
     - `compose`: a Compose file (2.23.1 or later) that contains the config file.
     - `kubernetes`: ConfigMap, Deployment and Service. Each pod downloads weights of the hub again. Local weights must be at
       their path on the node. A Secret `hf-token` may hold the hub's token as `token`.
@@ -99,17 +99,18 @@ def _comment_line(annotations: Annotations, *more: str) -> str:
     return f"# {''.join(printable)}\n"
 
 
-def _format_docker(plan: ServerPlan, name: str, _annotations: Annotations) -> str:
+def _format_docker(plan: ServerPlan, name: str, annotations: Annotations) -> str:
     lines: list[list[str]] = [[]]
-    for part in _docker_run(plan, name):
+    for part in _docker_run(plan, name, annotations):
         if part.startswith("--") or part == _engine_image(plan, "docker").pinned:
             lines.append([])
         lines[-1].append(f'"{part}"' if part == HUB_VOLUME else shlex.quote(part))
     return " \\\n  ".join(map(" ".join, lines)) + "\n"
 
 
-def _docker_run(plan: ServerPlan, name: str) -> list[str]:
-    planned = _qualified_container(plan, name, "docker")
+def _docker_run(plan: ServerPlan, name: str, annotations: Annotations) -> list[str]:
+    labels = {"labels": _qualified_names(annotations)}
+    planned = _qualified_container(plan, name, "docker").model_copy(update=labels)
     if plan.kind != VLLM:
         problem = f"{plan.engine_kind.title} does not take all its options on a command line"
         raise CallerError(problem, "take compose or kubernetes, which carry the config file", "--format docker")
@@ -118,6 +119,11 @@ def _docker_run(plan: ServerPlan, name: str) -> list[str]:
     cache = [] if plan.is_local else ["--volume", HUB_VOLUME]
     after_run = command.index("--detach")
     return [*command[:after_run], *gpus, "--publish", PUBLISHED, *cache, *command[after_run:]]
+
+
+def _qualified_names(annotations: Annotations) -> dict[str, str]:
+    """The annotations by the names that they have on a container or an object of Kubernetes."""
+    return {f"vllm-qualify/{key}": value for key, value in annotations.items()}
 
 
 def _qualified_container(plan: ServerPlan, name: str, form: Format) -> ContainerPlan:
@@ -207,7 +213,7 @@ def _double_dollars(value: Any) -> Any:
 def _format_kubernetes(plan: ServerPlan, name: str, annotations: Annotations) -> str:
     planned = _qualified_container(plan, name, "kubernetes")
     labels = {"app.kubernetes.io/name": name}
-    described = {"labels": labels, "annotations": {f"vllm-qualify/{key}": value for key, value in annotations.items()}}
+    described = {"labels": labels, "annotations": _qualified_names(annotations)}
     about = {"name": name, **described}
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": {CONFIG_FILE: _config_file(plan)}}
     deployment = {
@@ -281,7 +287,7 @@ def _format_json(plan: ServerPlan, name: str, annotations: Annotations) -> str:
         "image": image,
         "plan": plan.model_dump(mode="json"),
         "config": _config_file(plan),
-        "docker": _docker_run(plan, name) if image and plan.kind == VLLM else None,
+        "docker": _docker_run(plan, name, annotations) if image and plan.kind == VLLM else None,
     }
     return json.dumps(content, indent=2) + "\n"
 

@@ -2,17 +2,21 @@
 
 import sys
 from datetime import UTC, datetime
+from json import dumps as dump_json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vllm_qualify.approval.layout import Format
-from vllm_qualify.cli.words import StoreOption, open_named_store, tell, warn
+from vllm_qualify.cli.words import NOT_PASSED, StoreOption, open_named_store, tell, warn
+from vllm_qualify.secrets import safe_text
 
 if TYPE_CHECKING:
+    from vllm_qualify.approval.here.finding import Compared
     from vllm_qualify.approval.published import PublishedRun
     from vllm_qualify.approval.signing import PublicKey
+    from vllm_qualify.approval.verify import Verified
     from vllm_qualify.publish.store import Store
 
 # More than the longest cell name and its other columns take.
@@ -21,7 +25,7 @@ CODES = (
     "Exit codes: 0 done, or it holds, 2 the caller's mistake, 3 the world's fault, 10 missing or tampered with,"
     " 11 another key's, 12 expired, 13 superseded, 14 revoked, 15 signed and never in force, 16 dated in the future."
 )
-
+CODE_OF_HERE = "0 it holds, 1 what is deployed differs or could not be compared"
 
 ReportArgument = Annotated[str, typer.Argument(metavar="REPORT", help="A run's id, its folder or its report.json.")]
 CellArgument = Annotated[str, typer.Argument(metavar="CELL", help="Like reference/bf16/cpu/balanced.")]
@@ -37,8 +41,9 @@ key_app = typer.Typer(help="Keys that sign approvals.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (approve, reject, revoke, verify):
+    for command in (approve, reject, revoke):
         app.command(epilog=CODES)(command)
+    app.command(epilog=CODES.replace("0 done, or it holds", CODE_OF_HERE))(verify)
     app.add_typer(approved_app, name="approved")
     app.add_typer(key_app, name="key")
 
@@ -174,25 +179,62 @@ def verify(
     public_key: PublicKeys = None,
     store: StoreOption = None,
     deep: Annotated[bool, typer.Option("--deep", help="Judge the evidence again, too.")] = False,
+    here: Annotated[
+        list[str] | None,
+        typer.Option("--here", metavar="FOLDER|IMAGE|URL", help="Compare what is deployed with the approval; also repeated."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="What holds, with the signed statement, as JSON.")] = False,
 ) -> None:
     """Check whether an approval holds.
 
     That is its signature, its state and expiry, every gate of the plan, and the digest of every piece of evidence.
+    With --here: also whether a folder of weights, an image or a server is what was approved.
     """
     from vllm_qualify.approval.published import read_run
     from vllm_qualify.approval.verify import store_of_file, verify_file
     from vllm_qualify.approval.verify import verify as verify_cell
-    from vllm_qualify.runs.judging import check_judgement
 
     now, keys, again = datetime.now(UTC), _read_keys(public_key), ""
     is_file = what.endswith(".json") or Path(what).is_file()
     verified = verify_file(Path(what), keys, now) if is_file else verify_cell(open_named_store(store), what, keys, now)
     if deep:
+        from vllm_qualify.runs.judging import check_judgement
+
         opened = store_of_file(Path(what)) if is_file else open_named_store(store)
         unscored = check_judgement(opened, read_run(opened, verified.cell, verified.run_id))
         again = ", and judged again" + (f"; as lm-eval scored them: {', '.join(unscored)}" if unscored else "")
-    typer.echo(verified.model_dump_json(indent=2) if json else verified.summary + again)
+    compared = []
+    if here:
+        evidence = (store_of_file(Path(what)) if is_file else open_named_store(store)) if verified.is_whole else None
+        compared = _compare_deployed(here, verified, evidence)
+    if json:
+        found = {"here": [each.model_dump() for each in compared]} if here else {}
+        typer.echo(dump_json(verified.model_dump(mode="json") | found, indent=2))
+    else:
+        typer.echo(verified.summary + again)
+        _show_compared(compared)
+    if any(each.differs or not each.tells_something for each in compared):
+        raise typer.Exit(NOT_PASSED)
+
+
+def _compare_deployed(targets: list[str], verified: "Verified", evidence: "Store | None") -> "list[Compared]":
+    """Each target with its findings. `evidence` is the store of the approved run, if it is at hand."""
+    from vllm_qualify.approval.here.targets import compare_target, is_address
+    from vllm_qualify.approval.published import read_run
+
+    own_page = None
+    if evidence and any(map(is_address, targets)):
+        from vllm_qualify.approval.here.server import read_own_page
+
+        own_page = read_own_page(evidence, read_run(evidence, verified.cell, verified.run_id))
+    return [compare_target(target, verified, own_page) for target in targets]
+
+
+def _show_compared(compared: "list[Compared]") -> None:
+    for each in compared:
+        typer.echo(safe_text(f"{each.kind} {each.target}: {each.summary}"))
+        for found in each.findings:
+            typer.echo(safe_text(found.line))
 
 
 @key_app.command("new", epilog="Exit codes: 0 done, 2 the caller's mistake, 3 the world's fault.")

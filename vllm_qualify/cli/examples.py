@@ -67,8 +67,8 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
         Example(f"revoke {CELL} --by Ada --reason 'wrong answers in Hindi' --run {EARLIER}", "An earlier one."),
     ),
     "verify": (
-        Example(f"verify {CELL} --public-key approver.pem.pub", "The approval of a cell."),
         Example("verify exported/approval.json --public-key approver.pem.pub --deep", "A copy; its evidence is judged again."),
+        Example(f"verify {CELL} --here ./model --here http://127.0.0.1:8000", "And what is deployed is what was approved."),
     ),
     "doctor": (Example("doctor", "Before the first run."), Example("doctor --clean", "After a run that was killed.")),
     "report show": (
