@@ -34,7 +34,7 @@ from tests.report.builder import image_report, passed_report
 from vllm_qualify.approval import index
 from vllm_qualify.approval.actions import reject, revoke
 from vllm_qualify.approval.board import render_board
-from vllm_qualify.approval.index import announce, baseline_of, index_problem, read_index, refresh, write_index
+from vllm_qualify.approval.index import announce, baseline_of, chain_of, index_problem, read_index, refresh, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
 from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.approval.row import INDEX_VERSION, ReportLine
@@ -393,6 +393,39 @@ def test_a_revoked_baseline_is_none_and_the_approved_one_before_counts(
     revoke(store, CELL, baselines[0].run_id, TAKEN_BACK)
     # Nobody decided about it, so it counts as before the first approval.
     assert baseline_of(store, CELL) == baselines[2].run_id
+
+
+def judging_again(report: Report) -> Report:
+    return changed(establishing(report), rejudged_from=OLDER)
+
+
+def stands(_: str) -> bool:
+    """It was judged by the gates of now."""
+    return True
+
+
+def test_a_run_that_was_judged_again_counts_only_where_it_stands_and_none_is_approved(
+    store: Store, baselines: list[PublishedRun], key: PrivateKey, tmp_path: Path
+) -> None:
+    again = publish_report(store, tmp_path / "again", "20260329T080000Z-abcdef", judging_again)
+    assert baseline_of(store, CELL) == baselines[2].run_id
+    assert baseline_of(store, CELL, stands) == again.run_id
+    # Its approval makes it no link of the chain, and takes nothing from it.
+    approved(store, again, key)
+    assert chain_of(store, CELL) == []
+    assert (baseline_of(store, CELL), baseline_of(store, CELL, stands)) == (baselines[2].run_id, again.run_id)
+    revoke(store, CELL, None, TAKEN_BACK)
+    assert baseline_of(store, CELL, stands) == baselines[2].run_id
+
+
+def test_a_run_that_was_judged_again_takes_no_approved_baselines_place(
+    store: Store, baselines: list[PublishedRun], key: PrivateKey, tmp_path: Path
+) -> None:
+    approved(store, baselines[0], key)
+    again = publish_report(store, tmp_path / "again", "20260329T080000Z-abcdef", judging_again)
+    assert baseline_of(store, CELL, stands) == baselines[0].run_id
+    approved(store, again, key)
+    assert baseline_of(store, CELL, stands) == baselines[0].run_id
 
 
 def test_runs_that_never_come_do_not_add_up(store: Store, run: PublishedRun) -> None:

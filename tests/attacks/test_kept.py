@@ -10,12 +10,16 @@ import pytest
 from tests.builders.captured_runs import captured_plan, captured_stage, judged, run, store
 from vllm_qualify.errors import StoreError
 from vllm_qualify.evidence.measurement import StageEvidence, describe
+from vllm_qualify.evidence.stages.table import judged_by
+from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import new_run_id
 from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish.bundle import evidence_key, put_evidence
-from vllm_qualify.publish.kept import KeptStage, kept_stage, stage_key
+from vllm_qualify.publish.kept import KeptStage, keep_judged_again, kept_stage, stage_key
 from vllm_qualify.publish.store import Store, TooLongError
+from vllm_qualify.recipe.gates import Gate, gate_of
 from vllm_qualify.runs.folder import Run, start_run
+from vllm_qualify.runs.judging import judge_run, rejudge
 from vllm_qualify.runs.publishing import publish_run
 from vllm_qualify.runs.stored import fetch_evidence, reuse_stages
 
@@ -31,6 +35,12 @@ def taken(store: Store, theirs: Run, reuse: Reuse = ALL) -> list[str]:
     shutil.rmtree(theirs.folder)
     ours = start_run(plan.model_copy(update={"run_id": new_run_id()}))
     return [stage.stage for stage in reuse_stages(ours, store, reuse)]
+
+
+def taken_by(store: Store, plan: CellPlan) -> list[str]:
+    """What a new run of a plan takes over on this machine."""
+    ours = start_run(plan.model_copy(update={"run_id": new_run_id()}))
+    return [stage.stage for stage in reuse_stages(ours, store, ALL)]
 
 
 def write_note(store: Store, plan_of: Run, note: KeptStage) -> None:
@@ -110,6 +120,51 @@ def test_a_note_that_names_another_place_than_its_runs_is_not_taken_over(run: Ru
     key = f"stages/accuracy/{stage_key('accuracy', run.plan)}/{run.id}.json"
     store.put_new(key, change(note).model_dump_json().encode(), "application/json")
     assert taken(store, run) == []
+
+
+TRIVIAL = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.0001, unit="fraction")
+STRICT = gate_of(metric="exact_match", task="gsm8k", filter="flexible-extract", minimum=0.99, unit="fraction")
+
+
+def judging_by(plan: CellPlan, gate: Gate) -> CellPlan:
+    return plan.model_copy(update={"gates": [*(own for own in plan.gates if own.metric != "exact_match"), gate]})
+
+
+def publish_again(store: Store, failed: Run, gate: Gate) -> Run:
+    """What `rejudge` does with a run that did not pass."""
+    report, again = rejudge(failed, judging_by(failed.plan, gate))
+    assert report.passed
+    publish_run(report, again, store)
+    keep_judged_again(store, report.plan, report.stages)
+    return again
+
+
+@pytest.fixture
+def failed(run: Run, store: Store) -> Run:
+    """A published run that missed a bound, with a note of each stage."""
+    plan = judging_by(run.plan, STRICT).model_copy(update={"run_id": new_run_id()})
+    theirs = start_run(plan)
+    shutil.copytree(run.evidence, theirs.evidence)
+    stages = [judged_by(stage, plan, theirs.evidence) for stage in run.stages()]
+    for stage in stages:
+        theirs.save_stage(stage)
+        write_note(store, theirs, kept_stage(plan, stage))
+    report = judge_run(theirs, stages)
+    assert not report.passed
+    publish_run(report, theirs, store)
+    return theirs
+
+
+def test_a_run_that_did_not_pass_gives_nothing_until_it_was_judged_by_other_gates(failed: Run, store: Store) -> None:
+    assert taken_by(store, failed.plan) == []
+    again = publish_again(store, failed, TRIVIAL)
+    assert sorted(taken_by(store, again.plan)) == sorted(EVERY)
+
+
+def test_nor_to_a_run_of_the_gates_that_it_missed(failed: Run, store: Store) -> None:
+    """The attack: a verdict by weaker gates, so that all but the unlucky answers of a failed run would be kept."""
+    publish_again(store, failed, TRIVIAL)
+    assert taken_by(store, failed.plan) == []
 
 
 @pytest.mark.parametrize("body", ["{", "[]", json.dumps({"kept_version": 1}), '{"kept_version": 2}'])

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vllm_qualify.plan.choice import Choice, select
 from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.bundle import evidence_key
 from vllm_qualify.publish.stores import open_store
+from vllm_qualify.recipe.gates import Waiver, gate_of
 from vllm_qualify.recipe.metrics import StageName
 from vllm_qualify.report.model import Report, make_report
 from vllm_qualify.runs.baseline import check_early, copy_baseline, newest_baseline, with_baseline
@@ -566,13 +568,89 @@ def test_a_variant_that_has_another_as_its_baseline_is_none_itself(cells: Cells,
         cells.plan(other, establish="always")
 
 
-def test_a_run_that_was_judged_again_is_no_baseline(cells: Cells, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
-    report = cells.establish(then)
-    again, run = made(report.plan, "20260302T080000Z-0a1b2c", tmp_path / "elsewhere")
+WEAKER = {"metric": "exact_match", "filter": "strict-match", "minimum": 0.1, "unit": "fraction"}
+
+
+def judged_again(cells: Cells, report: Report, run_id: str, folder: Path, change: Change = lambda plan: plan) -> Report:
+    """A run that judges the evidence of another one again and passes, published."""
+    again, run = made(change(report.plan), run_id, folder)
     again = again.model_copy(update={"rejudged_from": report.run_id})
+    run.save_report(again)
     publish_run(again, run, cells.store)
+    return again
+
+
+def judging_weakly(plan: CellPlan) -> CellPlan:
+    """The plan with a bound that nearly everything meets in the place of the recipe's."""
+    others = [gate for gate in plan.gates if gate.is_compared or gate.metric != "exact_match"]
+    return plan.model_copy(update={"gates": [*others, gate_of(**WEAKER, task="gsm8k")]})
+
+
+@pytest.fixture
+def failed(cells: Cells, then: CellPlan, tmp_path: Path) -> Report:
+    """A run that was made to be a baseline and missed a bound."""
+    report, run = made(cells.plan(then, establish="always")[0], "20260301T080000Z-0a1b2c", tmp_path / "failed", "fail")
+    publish_run(report, run, cells.store)
+    return report
+
+
+def test_a_run_that_was_judged_again_by_the_gates_of_now_is_the_baseline(
+    cells: Cells, failed: Report, now: CellPlan, folder: Path, tmp_path: Path
+) -> None:
+    assert "has none of" in str(cells.refuse(now))
+    again = judged_again(cells, failed, "20260302T080000Z-0a1b2c", tmp_path / "again")
+    assert cells.baseline(now).run_id == again.run_id
+    assert cells.baseline(now, run=again.run_id).run_id == again.run_id
+    copy_baseline(cells.plan(now)[0], cells.store, folder)
+    assert Report.model_validate_json((folder / "report.json").read_bytes()) == again
+
+
+def test_a_run_that_was_judged_again_by_weaker_gates_is_no_baseline(
+    cells: Cells, failed: Report, now: CellPlan, tmp_path: Path
+) -> None:
+    weak = judged_again(cells, failed, "20260302T080000Z-0a1b2c", tmp_path / "again", judging_weakly)
+    named = (weak.run_id, str(tmp_path / "again" / weak.run_id))
+    for problem in (cells.refuse(now), *(cells.refuse(now, run=name) for name in named)):
+        assert f"run {weak.run_id} was judged again, and not by the gates of {CELL}" in str(problem)
+    # Who judges by the weak ones has it.
+    assert cells.baseline(judging_weakly(now)).run_id == weak.run_id
+
+
+def test_nor_is_one_with_a_waiver_that_the_recipe_does_not_have(
+    cells: Cells, failed: Report, now: CellPlan, tmp_path: Path
+) -> None:
+    waiver = Waiver.model_validate(
+        {"gpu_type": "cpu", "variant": "bf16", "profile": "balanced", "gate": "ttft_p50_ms against the baseline"}
+        | {"owner": "Ada", "reason": "slow", "expires": date(2099, 1, 1)}
+    )
+    judged_again(
+        cells, failed, "20260302T080000Z-0a1b2c", tmp_path / "again", lambda plan: plan.model_copy(update={"waivers": [waiver]})
+    )
+    assert "was judged again" in str(cells.refuse(now))
+
+
+def test_weaker_gates_hide_no_baseline_before_them(cells: Cells, then: CellPlan, now: CellPlan, tmp_path: Path) -> None:
+    report = cells.establish(then)
+    judged_again(cells, report, "20260302T080000Z-0a1b2c", tmp_path / "again", judging_weakly)
     assert cells.baseline(now).run_id == report.run_id
-    assert "is not a baseline" in str(cells.refuse(now, run=again.run_id))
+
+
+def test_a_variant_is_compared_with_a_run_that_was_judged_again_by_the_gates_that_both_have(
+    cells: Cells, failed: Report, document: Document, engine: EngineEnvironment, tmp_path: Path
+) -> None:
+    other = plan_of(document, engine, "regressed")
+    again = judged_again(cells, failed, "20260302T080000Z-0a1b2c", tmp_path / "again")
+    assert cells.baseline(other).run_id == again.run_id
+    judged_again(cells, failed, "20260303T080000Z-0a1b2c", tmp_path / "weak", judging_weakly)
+    assert cells.baseline(other).run_id == again.run_id
+
+
+def test_a_rejected_run_that_was_judged_again_is_no_baseline(
+    cells: Cells, failed: Report, now: CellPlan, tmp_path: Path
+) -> None:
+    again = judged_again(cells, failed, "20260302T080000Z-0a1b2c", tmp_path / "again")
+    reject(cells.store, read_run(cells.store, CELL, again.run_id), ruling("reject", "Ada", "worse"), NOW)
+    assert "has none of" in str(cells.refuse(now))
 
 
 def test_a_run_of_another_profile_is_compared_with_none(cells: Cells, then: CellPlan, now: CellPlan) -> None:

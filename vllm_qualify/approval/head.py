@@ -20,6 +20,7 @@ def head_of(report: Report, starts: Sequence[StartMeans]) -> ManifestHead:
         cell=report.plan.cell.id,
         outcome=report.outcome,
         establishes=report.is_baseline,
+        establishes_again=report.is_baseline_again,
         new_anchor=report.is_new_anchor,
         anchor=report.plan.anchor.run_id if report.plan.anchor else None,
         chance=report.chance,

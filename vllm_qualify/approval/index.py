@@ -58,17 +58,18 @@ def anchor_in(chain: Sequence[Manifest]) -> Manifest | None:
     return next((manifest for manifest in reversed(chain) if manifest.new_anchor), next(iter(chain), None))
 
 
-def baseline_of(store: Store, cell: str) -> str | None:
+def baseline_of(store: Store, cell: str, stands: Callable[[str], bool] = lambda _: False) -> str | None:
     """The newest approved run of a cell that was made to be a baseline, as its manifest says; None if the cell has none.
 
     In a cell without an approved one, it is the newest that passed and that nobody rejected or revoked. So a new baseline,
-    which is compared with nothing, follows an approved one only when somebody approved it. Raises TamperedError, StoreError.
+    which is compared with nothing, follows an approved one only when somebody approved it. Such a run that was judged again
+    counts only there, and only if `stands` says so of it. Raises TamperedError, StoreError.
     """
     listed = set(store.keys(approvals_folder(cell)))
     pointer = read_pointer(store, cell, listed)
     approved = (entry.run_id for entry in reversed(pointer.entries if pointer else []) if not entry.revoked)
     baseline = next((run_id for run_id in approved if _is_baseline(store, cell, run_id)), None)
-    return baseline or _undecided_baseline(store, cell, listed)
+    return baseline or _undecided_baseline(store, cell, listed, stands)
 
 
 def decided_against(store: Store, cell: str, run_id: str) -> str | None:
@@ -86,18 +87,22 @@ def _is_baseline(store: Store, cell: str, run_id: str) -> bool:
     return manifest is not None and manifest.is_baseline
 
 
-def _undecided_baseline(store: Store, cell: str, listed: Collection[str]) -> str | None:
+def _undecided_baseline(store: Store, cell: str, listed: Collection[str], stands: Callable[[str], bool]) -> str | None:
+    def counts(manifest: Manifest | None) -> bool:
+        if manifest is None or not manifest.is_baseline_again:
+            return manifest is not None and manifest.is_baseline and decision_key(cell, manifest.run_id) not in listed
+        # Its approval makes it no link of the chain. So an approved one counts as an undecided one does.
+        return decided_against(store, cell, manifest.run_id) is None and stands(manifest.run_id)
+
     row = _stored_row(store, cell).known or _make_row(store, cell)
     newest = _newest_baseline(row, _read_manifests(store, cell, [*row.unreadable, *row.coming])[0])
     if newest is None:
         return None
     # The index may be wrong; the manifests are not.
-    if decision_key(cell, newest.run_id) not in listed and _is_baseline(store, cell, newest.run_id):
+    if counts(find_manifest(store, cell, newest.run_id)):
         return newest.run_id
-    baselines = (manifest for manifest in read_manifests(store, cell)[0].values() if manifest.is_baseline)
-    undecided = (manifest for manifest in baselines if decision_key(cell, manifest.run_id) not in listed)
-    latest = max(undecided, key=order, default=None)
-    return latest.run_id if latest else None
+    others = (each for run_id, each in read_manifests(store, cell)[0].items() if run_id != newest.run_id)
+    return next((each.run_id for each in sorted(others, key=order, reverse=True) if counts(each)), None)
 
 
 def announce(store: Store, cell: str, run_id: str) -> None:
@@ -263,8 +268,12 @@ def _make_row(store: Store, cell: str) -> Row:
     return _fill_row(store, Row(cell=cell), *read_manifests(store, cell), missing=[])
 
 
+def _may_be_baseline(manifest: Manifest) -> bool:
+    return manifest.is_baseline or manifest.is_baseline_again
+
+
 def _newest_baseline(row: Row, arrived: dict[str, Manifest]) -> Numbered | None:
-    new = (Numbered(run_id=each.run_id, sequence=each.sequence) for each in arrived.values() if each.is_baseline)
+    new = (Numbered(run_id=each.run_id, sequence=each.sequence) for each in arrived.values() if _may_be_baseline(each))
     return max([*([row.baseline] if row.baseline else []), *new], key=order, default=None)
 
 

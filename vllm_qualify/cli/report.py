@@ -68,6 +68,7 @@ def rejudge(
 ) -> None:
     """Judge stored evidence again, without a server. The new report is published."""
     from vllm_qualify.plan.gates import judged_by
+    from vllm_qualify.publish.kept import keep_judged_again
     from vllm_qualify.publish.layout import prepare
     from vllm_qualify.recipe.loading import load_recipe
     from vllm_qualify.report.diff import changed_gates, words_of_change
@@ -80,7 +81,12 @@ def rejudge(
     report, fresh = judge_again(old, judged_by(old.plan, load_recipe(recipe).recipe) if recipe else old.plan)
     for change in changed_gates(old.plan, report.plan):
         tell(f"judged by other gates than run {old.id}: {words_of_change(change)}")
-    _end_published(report, publish_run(report, fresh, target))
+    published = publish_run(report, fresh, target)
+    if report.passed:
+        keep_judged_again(target, report.plan, report.stages)
+    if report.passed and report.is_baseline_again:
+        tell(f"run {report.run_id} is a baseline for runs with the same gates, until the cell has an approved one")
+    _end_published(report, published)
 
 
 def publish(

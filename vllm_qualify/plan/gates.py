@@ -31,6 +31,14 @@ def judged_by(plan: CellPlan, recipe: Recipe) -> CellPlan:
     return plan.model_copy(update=judging)
 
 
+def judges_alike(one: CellPlan, other: CellPlan) -> bool:
+    """Whether two plans judge by the same gates and waivers. Each variant of a recipe may have a golden text of its own."""
+    if one.cell.variant == other.cell.variant:
+        return (one.gates, one.waivers, one.smoke_golden) == (other.gates, other.waivers, other.smoke_golden)
+    shared = [[gate for gate in plan.gates if gate.metric != "smoke_golden"] for plan in (one, other)]
+    return shared[0] == shared[1] and not (one.waivers or other.waivers)
+
+
 def select_cell(cell: Cell, recipe: Recipe) -> Selection:
     """What the recipe has for a cell. Raises CallerError if it does not have the cell."""
     serving = pick(recipe.gpu_types, cell.gpu_type, "GPU type", "--recipe")

@@ -80,6 +80,8 @@ class ManifestHead(Frozen):
     outcome: Outcome
     establishes: bool = False
     """Whether the run was made to be a baseline."""
+    establishes_again: bool = False
+    """Whether it judges such a run again."""
     new_anchor: bool = False
     """Whether the run was made to be an anchor too."""
     anchor: str | None = None
@@ -95,6 +97,11 @@ class ManifestHead(Frozen):
     @property
     def is_baseline(self) -> bool:
         return self.establishes and self.outcome == "passed"
+
+    @property
+    def is_baseline_again(self) -> bool:
+        """Whether it can be the baseline of runs that are judged by the same gates."""
+        return self.establishes_again and self.outcome == "passed"
 
 
 class Manifest(ManifestHead):

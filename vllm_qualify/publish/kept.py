@@ -53,6 +53,8 @@ class Reusable(NamedTuple):
 
     kept: KeptStage
     read: Callable[[EvidenceFile], bytes]
+    judges_again: str | None = None
+    """the run that measured the stage and was judged by other gates before; None for a stage of an own report"""
 
 
 def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> None:
@@ -63,6 +65,13 @@ def keep(store: Store, plan: CellPlan, stage: StageEvidence, evidence: Path) -> 
     for file in stage.files:
         put_evidence(store, evidence, file)
     _note_stage(store, plan, stage)
+
+
+def keep_judged_again(store: Store, plan: CellPlan, stages: Iterable[StageEvidence]) -> None:
+    """Note the stages of a published run that judges another one again: their files are in the store. Raises StoreError."""
+    check_open(store)
+    for stage in (stage for stage in stages if stage.stage in REUSABLE):
+        _note_stage(store, plan, stage)
 
 
 def _note_stage(store: Store, plan: CellPlan, stage: StageEvidence) -> None:
@@ -91,7 +100,7 @@ def reuse_kept(
     if TABLE[stage].grows:
         # The one with most parts first, and of equally many the newest.
         usable.sort(key=lambda each: len(each.kept.stage.files), reverse=True)
-    for kept, read in usable:
+    for kept, read, _ in usable:
         _copy_files(store, kept, read, evidence)
         measurements = parse(stage, plan, evidence)
         if not _has_invalid_gate(plan, stage, measurements):
@@ -152,8 +161,11 @@ def _find_usable(store: Store, kept: Iterable[Reusable], reuse: Reuse) -> list[R
     """The usable ones, in their order. A measurement that may not be used from one run is not used from any run."""
     now, most_age = datetime.now(UTC), timedelta(days=reuse.most_age_days)
     young = [each for each in kept if now - each.kept.stage.started_at <= most_age]
-    refused = {each.kept.measured_by for each in young if not _may_be_used(store, each.kept, reuse)}
-    return [each for each in young if each.kept.measured_by not in refused]
+    allowed = [each for each in young if _may_be_used(store, each.kept, reuse)]
+    # The first verdict on a run does not count where the run was judged again by the gates of now, and passed.
+    judged_again = {each.judges_again for each in allowed}
+    refused = {each.kept.measured_by for each in young if each not in allowed and each.kept.run_id not in judged_again}
+    return [each for each in allowed if each.kept.measured_by not in refused]
 
 
 def read_notes(store: Store, stage: StageName, plan: CellPlan) -> Iterator[KeptStage]:

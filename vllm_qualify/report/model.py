@@ -51,6 +51,11 @@ class Report(Frozen):
         return self.plan.establishes and self.rejudged_from is None
 
     @property
+    def is_baseline_again(self) -> bool:
+        """Whether it judges a run again that was made to be a baseline: it can be that of runs with the same gates."""
+        return self.plan.establishes and self.rejudged_from is not None
+
+    @property
     def is_new_anchor(self) -> bool:
         """Whether it becomes the cell's anchor when it is approved."""
         return self.plan.new_anchor and self.is_baseline

@@ -3,6 +3,7 @@
 A baseline is a run that was made to be one. It asked its questions as often as its noise requires, and passed its other gates.
 All later runs are compared with it, not with the run before them, so small losses cannot add up. In a cell that has an approved
 baseline a new one is held against that, unless it begins anew, and takes its place only when it is approved itself.
+Such a run that was judged again is the baseline of runs with the same gates alone: see docs/design/0070.
 """
 
 import os
@@ -29,6 +30,7 @@ from vllm_qualify.judge.compare.places import MEASURED, is_answers
 from vllm_qualify.judge.compare.settings import likelihood_differs, load_differs, task_differs
 from vllm_qualify.plan.cell import Baseline, CellPlan
 from vllm_qualify.plan.choice import Selection
+from vllm_qualify.plan.gates import judges_alike
 from vllm_qualify.plan.request import Against
 from vllm_qualify.publish.bundle import read_evidence, write_evidence
 from vllm_qualify.publish.layout import check_layout
@@ -54,7 +56,7 @@ def with_baseline(plan: CellPlan, store: Store, against: Against, tell: Tell) ->
         return plan
     baseline = _find_baseline(plan, store, against)
     if baseline is None and against.establish == "never":
-        raise _no_baseline(plan.cell.id, plan.baseline_cell, store)
+        raise _no_baseline(plan.cell.id, plan.baseline_cell, store, with_gates=True)
     if baseline is None or against.establish == "always":
         plan = _become_baseline(plan, against, tell)
     return _held_against(plan, *baseline, store, against, tell) if baseline else plan
@@ -103,14 +105,23 @@ def check_early(selection: Selection, recipe: Recipe, store: Store, against: Aga
     for name, profile in selection.profiles.items():
         cell, wanted = (f"{recipe.name}/{of}/{selection.gpu_type}/{name}" for of in (selection.variant_name, compared_with))
         needs_one = any(gate.is_against_baseline for gate in recipe.gates_of(profile))
-        if needs_one and newest_baseline(store, wanted) is None:
+        # By which gates a run was judged again is looked at when there is a plan.
+        if needs_one and newest_baseline(store, wanted, lambda _: True) is None:
             raise _no_baseline(cell, wanted, store)
 
 
-def _no_baseline(cell: str, wanted: str, store: Store) -> CallerError:
+def _no_baseline(cell: str, wanted: str, store: Store, *, with_gates: bool = False) -> CallerError:
+    if with_gates and (judged_again := baseline_of(store, wanted, lambda _: True)):
+        return _other_gates(judged_again, cell)
     ways = "name a run with --baseline, or let this one become the baseline with --establish-baseline"
     remedy = f"{ways} (of a deployment: against.run and against.establish)"
     return CallerError(f"{cell} has gates against a baseline, and {store.url} has none of {wanted}", remedy, PLACE)
+
+
+def _other_gates(run_id: str, cell: str) -> CallerError:
+    problem = f"run {run_id} was judged again, and not by the gates of {cell}: it is no baseline of it"
+    remedy = f"judge it by them: vllm-qualify rejudge {run_id} --recipe RECIPE; or make a baseline with --establish-baseline"
+    return CallerError(problem, remedy, PLACE)
 
 
 def _find_baseline(plan: CellPlan, store: Store, against: Against) -> tuple[Report, Path | None] | None:
@@ -118,8 +129,8 @@ def _find_baseline(plan: CellPlan, store: Store, against: Against) -> tuple[Repo
         replaced = None if against.new_anchor else _approved_report(store, plan.baseline_cell)
         return (replaced, None) if replaced else None
     if against.run is not None:
-        return named_baseline(store, against.run)
-    newest = newest_baseline(store, plan.baseline_cell)
+        return named_baseline(store, against.run, plan)
+    newest = newest_baseline(store, plan.baseline_cell, partial(_is_judged_alike, store, plan))
     return (newest, None) if newest else None
 
 
@@ -130,17 +141,27 @@ def _approved_report(store: Store, cell: str) -> Report | None:
     return read_run(store, cell, chain[-1].run_id).report if chain else None
 
 
-def named_baseline(store: Store, name: str) -> tuple[Report, Path | None]:
-    """The run that the caller named: of this machine, with its folder, or of the store. Raises CallerError, StoreError."""
+def _is_judged_alike(store: Store, plan: CellPlan, run_id: str) -> bool:
+    """Whether a run of the baseline's cell was judged by the plan's gates. Raises StoreError, TamperedError."""
+    return judges_alike(plan, read_run(store, plan.baseline_cell, run_id).report.plan)
+
+
+def named_baseline(store: Store, name: str, plan: CellPlan | None = None) -> tuple[Report, Path | None]:
+    """The run that the caller named: of this machine, with its folder, or of the store. Raises CallerError, StoreError.
+
+    A run that was judged again is held against the gates of `plan`, as soon as there is one.
+    """
     folder: Path | None = None
     try:
         folder = find_run(name).folder
         report = load_report(folder)
     except CallerError:
         folder, report = None, _stored_report(store, name)
-    if not report.passed or not report.is_baseline:
+    if not report.passed or not (report.is_baseline or report.is_baseline_again):
         problem = f"run {report.run_id} {'did not pass' if not report.passed else 'is not a baseline'}"
-        raise CallerError(problem, "name a run that passed and was made with --establish-baseline, not judged again", PLACE)
+        raise CallerError(problem, "name a run that passed and was made with --establish-baseline", PLACE)
+    if plan and report.is_baseline_again and not judges_alike(plan, report.plan):
+        raise _other_gates(report.run_id, plan.cell.id)
     if against := decided_against(store, report.plan.cell.id, report.run_id):
         raise CallerError(f"run {report.run_id} was {against}", "name another run", PLACE)
     approved = [manifest.run_id for manifest in chain_of(store, report.plan.cell.id)]
@@ -160,10 +181,10 @@ def _stored_report(store: Store, run_id: str) -> Report:
         raise CallerError(problem, "give the id of a published run, or a run's folder", PLACE) from error
 
 
-def newest_baseline(store: Store, cell: str) -> Report | None:
+def newest_baseline(store: Store, cell: str, stands: Callable[[str], bool] = lambda _: False) -> Report | None:
     """The report of the baseline of a cell: see `baseline_of`. Raises StoreError, TamperedError."""
     check_layout(store)
-    run_id = baseline_of(store, cell)
+    run_id = baseline_of(store, cell, stands)
     return None if run_id is None else read_run(store, cell, run_id).report
 
 

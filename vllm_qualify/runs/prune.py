@@ -135,7 +135,7 @@ def _older_runs(manifests: Mapping[StoredRun, Manifest], keep: int) -> list[Stor
 
 def _may_go(manifest: Manifest, before: datetime) -> bool:
     at = started_at(manifest.run_id)
-    return at is not None and at < before and not manifest.is_baseline
+    return at is not None and at < before and not (manifest.is_baseline or manifest.is_baseline_again)
 
 
 def _read_kept_stages(store: Store) -> dict[str, KeptStage]:

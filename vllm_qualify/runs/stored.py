@@ -10,6 +10,7 @@ from vllm_qualify.approval.published import PublishedRun, read_run
 from vllm_qualify.errors import CallerError, HostError, StoreError
 from vllm_qualify.evidence.measurement import EvidenceFile, StageEvidence, describe
 from vllm_qualify.evidence.stages.table import wanted_stages
+from vllm_qualify.plan.gates import judges_alike
 from vllm_qualify.plan.request import Reuse
 from vllm_qualify.publish import kept
 from vllm_qualify.publish.bundle import evidence_key, read_evidence, write_evidence
@@ -59,18 +60,21 @@ def _stages_here(run: Run, stage: StageName) -> Iterator[kept.Reusable]:
 def _published_stages(store: Store, run: Run, stage: StageName) -> Iterator[kept.Reusable]:
     """The finished stages in the store that a published report has, the newest first."""
     for note in kept.read_notes(store, stage, run.plan):
-        if _is_published(store, note, kept.stage_key(stage, run.plan)):
-            yield kept.Reusable(note, partial(read_evidence, store))
+        report = _published_report(store, note, kept.stage_key(stage, run.plan))
+        # By weaker gates anything passes, and the key of a stage does not have all gates.
+        if report and (report.rejudged_from is None or judges_alike(run.plan, report.plan)):
+            yield kept.Reusable(note, partial(read_evidence, store), report.rejudged_from)
 
 
-def _is_published(store: Store, note: kept.KeptStage, key: str) -> bool:
-    """Whether the run that a note names has published this stage, with the same files, measured by the inputs of this key."""
+def _published_report(store: Store, note: kept.KeptStage, key: str) -> Report | None:
+    """The report of the run that a note names; None if it lacks this stage, with the same files and the inputs of this key."""
     try:
         report = trusted_report(store, note.run_id)
     except (CallerError, StoreError):
-        return False
+        return None
     same = [each for each in report.stages if each.stage == note.stage.stage and each.files == note.stage.files]
-    return bool(same) and note.prefix == report.prefix and kept.stage_key(note.stage.stage, report.plan) == key
+    is_own = bool(same) and note.prefix == report.prefix and kept.stage_key(note.stage.stage, report.plan) == key
+    return report if is_own else None
 
 
 def _read_note(path: Path) -> kept.KeptStage | None:
