@@ -86,8 +86,8 @@ def test_help_tells_the_exit_codes_and_the_version_is_that_of_the_package() -> N
     ("arguments", "message"),
     [
         ("run no-such-recipe", "there is no recipe 'no-such-recipe'"),
-        ("run org/model", "if this is a model, write a recipe"),
-        (f"run {catalog_folder()}/reference/model", "if this is a model, write a recipe"),
+        ("run org/model", "draft a recipe of it: `vllm-qualify recipe new org/model --output mine.yaml`"),
+        (f"run {catalog_folder()}/reference/model", f"`vllm-qualify recipe new {catalog_folder()}/reference/model --output"),
         ("run recipes/mine.yaml", "name a YAML file"),
         ("run reference --launcher rocket", "rocket"),
         ("run reference --port 70000", "65535"),

@@ -79,6 +79,13 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
         Example(f"report diff {EARLIER} {RUN}", "Two runs of this machine."),
         Example(f"report diff {EARLIER} {RUN} --store s3://models/qualified --json", "Two published runs, for a program."),
     ),
+    "recipe new": (
+        Example("recipe new ./model --gpu-type cpu --output mine.yaml", "Of a folder, for this machine's CPU."),
+        Example(
+            "recipe new Qwen/Qwen3-8B --gpu-type h100 --input-len 2000 --output-len 300 --users 32 --ttft-p99-ms 800",
+            "Of the hub, with your traffic and what you promise.",
+        ),
+    ),
     "recipe check": (
         Example("recipe check mine.yaml", "With the engine that `run` would use."),
         Example("recipe check mine.yaml --vllm 0.33.0 --against 0.32.0", "Before a new version is tried, and what it changes."),

@@ -4,7 +4,7 @@ import errno
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -78,6 +78,26 @@ def fetch(repository: Repository, place: str) -> Path:
 def fetch_configuration(model: str, revision: str | None, place: str) -> None:
     """Bring a model's files without its weights into the cache, by the name of a branch too. Raises as `resolve_commit`."""
     _download(model, revision, place, ignore_patterns=[f"*{end}" for end in WEIGHTS])
+
+
+def fetch_small(
+    model: str, revision: str | None, place: str, wanted: Collection[str], most_bytes: int
+) -> tuple[Path, dict[str, int]]:
+    """Bring the wanted files of a repository into the cache, if it has them. Returns their folder, and the bytes of all files.
+
+    Raises as `resolve_commit` and `check_files`; HubError if a wanted file has more than `most_bytes`.
+    """
+    commit, siblings = _ask_hub(model, revision, place, files_metadata=True)
+    hashes = dict(_path_and_hash(each, model, place) for each in siblings)
+    sizes = {each.rfilename: each.size or 0 for each in siblings}
+    if large := next((name for name in wanted if sizes.get(name, 0) > most_bytes), None):
+        raise HubError(f"{large} of {model} has {sizes[large]:,} bytes", "take the file as its publisher has it", place)
+    names = [glob.escape(name) for name in wanted if name in sizes]
+    folder = _download(model, commit, place, allow_patterns=names)
+    check_files(
+        folder, Repository(name=model, commit=commit, files={path: each for path, each in hashes.items() if each}), place
+    )
+    return folder, sizes
 
 
 def _download(model: str, revision: str | None, place: str, **patterns: Any) -> Path:

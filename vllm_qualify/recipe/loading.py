@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from stat import S_ISREG
 from typing import Any, get_args
 
@@ -86,8 +87,10 @@ def _read_object(file: Path) -> dict[str, Any] | None:
 def _make_error_of_missing(name: str, path: Path) -> CallerError:
     """There is no such recipe. Perhaps a model is meant: a folder with one, or a repository of the hub."""
     remedy = f"name a YAML file, or one of the catalog: {', '.join(catalog_names())}"
-    if (path / "config.json").is_file() or (_HUB_NAME.fullmatch(name) and not path.exists()):
-        remedy = "if this is a model, write a recipe that has it as a variant: see docs/recipes.md and `recipe show reference`"
+    # A folder here may be named without `./`.
+    folders = (path, Path(name))
+    if any((folder / "config.json").is_file() for folder in folders) or (_HUB_NAME.fullmatch(name) and not path.exists()):
+        remedy = f"if this is a model, draft a recipe of it: `vllm-qualify recipe new {quote(name)} --output mine.yaml`"
     return CallerError(f"there is no recipe '{name}'", remedy, "RECIPE")
 
 
