@@ -6,6 +6,7 @@ from collections.abc import Callable
 from prefect import get_run_logger
 
 from vllm_qualify.engine.process import Progress
+from vllm_qualify.report.live_view import ATTRIBUTE, Counted, Waited
 from vllm_qualify.secrets import safe_text
 
 TELL_EVERY_S = 5.0
@@ -21,7 +22,8 @@ def counter(what: str, things: str) -> Progress:
         now = time.monotonic()
         if now - last >= TELL_EVERY_S or done == total:
             name = f"{what}, {part}" if part else what
-            logger.info(f"{name}: {done} of {total} {things}, {now - started:.0f} s")
+            counted = Counted(name, things, done, total, now - started)
+            logger.info(f"{name}: {done} of {total} {things}, {now - started:.0f} s", extra={ATTRIBUTE: counted})
             last = now
 
     return log_count
@@ -41,7 +43,8 @@ def teller() -> Callable[[str], None]:
     def show(line: str) -> None:
         nonlocal last
         if time.monotonic() - last >= TELL_EVERY_S:
-            logger.info(safe_text(line)[:160])
+            short = safe_text(line)[:160]
+            logger.info(short, extra={ATTRIBUTE: Waited(short)})
             last = time.monotonic()
 
     return show

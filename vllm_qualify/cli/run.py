@@ -14,6 +14,7 @@ from vllm_qualify.cli.words import (
     StoreOption,
     open_named_store,
     show,
+    tell,
     undecided,
 )
 from vllm_qualify.engine.launchers import LauncherName
@@ -163,6 +164,14 @@ def _run_demo(weights: Weights, store_url: str) -> int:
     return _qualify(QualifyRelease(recipe="reference", choice=choice, store=store_url, against=against))
 
 
+def _tell_of_new_home(store_url: str) -> None:
+    from vllm_qualify.runs.home import home
+
+    if not home().exists():
+        tell(f"first run here: {home()} is made, and holds runs, Prefect's database and what engines said")
+        tell(f"results go to {store_url}, and to nowhere else; VLLM_QUALIFY_HOME names another folder")
+
+
 def _show_scripts(recipe: str, choice: "Choice", launch: "Launch", port: int | None, allow_code: bool) -> None:
     from vllm_qualify.evidence.accuracy.checked_tasks import check_recipes_tasks
     from vllm_qualify.plan.dry_run import scripts, select_cells
@@ -179,11 +188,17 @@ def _show_scripts(recipe: str, choice: "Choice", launch: "Launch", port: int | N
 
 def _qualify(request: "QualifyRelease") -> int:
     """Run the flow, and show its reports and which refusals may be chance. Returns the exit code."""
+    from rich.console import Console
+
     from vllm_qualify.engine.provision import check_launch
+    from vllm_qualify.report.live_view import showing_progress
 
     check_launch(request.launch)
+    _tell_of_new_home(request.store)
     _check_early(request)
-    results = flow_module().run_qualification(request)
+    flows = flow_module()
+    with showing_progress(Console(stderr=True)):
+        results = flows.run_qualification(request)
     for result in results:
         show(result.run.report(), result.page)
         if result.passed:
