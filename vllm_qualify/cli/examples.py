@@ -94,6 +94,10 @@ EXAMPLES: dict[str, tuple[Example, Example]] = {
         Example("recipe show reference --gpu-type cpu", "What a server would be started with."),
         Example("recipe show mine.yaml --gpu-type h100 --vllm 0.32.0", "For a GPU and a version that this machine lacks."),
     ),
+    "recipe bounds": (
+        Example(f"recipe bounds {RUN} --loss-that-hurts 0.01", "What it can see, and what it costs to see a loss of 1 %."),
+        Example(f"recipe bounds {RUN} --recipe mine.yaml --write", "Add the usual gates to the run's own recipe."),
+    ),
     "recipe import": (
         Example("recipe import recipes/Qwen/Qwen3-32B.yaml --output qwen3-32b.yaml", "From a checkout."),
         Example("recipe import Qwen3-32B.json", "From a published file, onto the terminal."),

@@ -5,12 +5,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from vllm_qualify.cli.bounds import recipe_bounds
 from vllm_qualify.cli.new_recipe import recipe_new
 from vllm_qualify.cli.words import EXIT_CODES, NOT_PASSED, AllowCodeOption, RecipeArgument, VllmOption, tell
 
 recipe_app = typer.Typer(help="Draft, check, show and import recipes.", no_args_is_help=True)
 recipe_app.command("new", epilog=EXIT_CODES)(recipe_new)
 data_app = typer.Typer(help="The data of accuracy tasks.", no_args_is_help=True)
+recipe_app.command("bounds", epilog=EXIT_CODES)(recipe_bounds)
 
 
 @recipe_app.command(

@@ -77,7 +77,7 @@ def rejudge(
 
     target = open_named_store(store)
     prepare(target)
-    old = _find_or_fetch(run, store)
+    old = find_or_fetch(run, store)
     report, fresh = judge_again(old, judged_by(old.plan, load_recipe(recipe).recipe) if recipe else old.plan)
     for change in changed_gates(old.plan, report.plan):
         tell(f"judged by other gates than run {old.id}: {words_of_change(change)}")
@@ -154,7 +154,7 @@ def _find_report(name: str | None, store: str | None) -> tuple["Report", str, st
     return report, report.model_dump_json(indent=2), opened.locate(f"{report.prefix}/report.html")
 
 
-def _find_or_fetch(name: str, store: str | None) -> "Run":
+def find_or_fetch(name: str, store: str | None) -> "Run":
     from vllm_qualify.runs.folder import find_run
     from vllm_qualify.runs.stored import fetch_run
 

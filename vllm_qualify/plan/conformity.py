@@ -57,6 +57,25 @@ def difference(plan: CellPlan, loaded: LoadedRecipe) -> str:
     return f"{', '.join(different)}: not as in the recipe" if different else ""
 
 
+def difference_of_settings(plan: CellPlan, loaded: LoadedRecipe) -> str:
+    """What of a plan's measurement and server is not the recipe's, in words; empty if nothing is.
+
+    Gates and waivers may differ, and no files of the model are read: see `difference`.
+    """
+    recipe = loaded.recipe
+    try:
+        selection = select_cell(plan.cell, recipe)
+        different = [] if plan.cell.recipe == recipe.name else ["recipe's name"]
+        profile = selection.profiles[plan.cell.profile]
+        different += _compare_measuring(plan, recipe, selection.serving, profile)
+        different += _compare_server(plan, selection, recipe)
+        if not different:
+            different += _compare_data(plan, loaded)
+    except (CallerError, HostError) as error:
+        return error.problem
+    return f"{', '.join(different)}: not as in the recipe" if different else ""
+
+
 def counts_chats_as_now(plan: CellPlan) -> bool:
     """Whether a plan of now would take the same chunk of a chat for its first token.
 
