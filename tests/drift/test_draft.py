@@ -18,7 +18,7 @@ from tests.recipes import Document, write
 from vllm_qualify.drift.candidate import find_candidate
 from vllm_qualify.drift.check import check_recipe
 from vllm_qualify.drift.draft import ReadModel, Wish, draft_recipe, read_model, write_draft
-from vllm_qualify.drift.parsers import Answer, ask_parsers
+from vllm_qualify.drift.parsers import Answer, Reading, ask_parsers
 from vllm_qualify.engine.environment import EngineEnvironment
 from vllm_qualify.errors import CallerError
 from vllm_qualify.evidence.accuracy.checked_tasks import with_tasks
@@ -239,19 +239,45 @@ def test_a_name_that_is_no_model_is_refused() -> None:
         drafted(wish("nowhere"))
 
 
-def test_the_published_recipe_is_taken_where_there_is_one(tmp_path: Path) -> None:
-    document = model_document(model__base_args=["--max-model-len", "9000", "--tool-call-parser", "hermes"])
-    published = repository(tmp_path / "recipes", document)
-    model_id = document["model"]["model_id"]
+PUBLISHED = ["--max-model-len", "9000", "--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
+
+
+def published_wish(folder: Path, *words: str) -> Wish:
+    """Of a model of the hub's name that is published with these words."""
+    document = model_document(model__base_args=list(words))
+    published = repository(folder / "recipes", document)
     family = read_family("qwen2.5")
-    family["config"]["_name_or_path"] = model_id
-    asked = wish(make_model(family, tmp_path / "it"), Host("h200", 141.0), published=published.parents[2])
-    recipe = drafted(asked, "as vllm-project/recipes (")
+    family["config"]["_name_or_path"] = document["model"]["model_id"]
+    return wish(make_model(family, folder / "it"), Host("h200", 141.0), published=published.parents[2])
+
+
+def test_the_published_recipe_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    asked = published_wish(tmp_path, *PUBLISHED)
+    recipe = drafted(asked, "as vllm-project/recipes (Org/A-Model.yaml) publishes it", "tool-call-parser: hermes # not tried")
     assert recipe.gpu_types["h200"].server["max-model-len"] == 9000
-    other = wish(make_family("gpt2", tmp_path), LARGEST, published=published.parents[2])
+    assert recipe.capabilities == ["chat", "tools", "json_schema"]
+    other = wish(make_family("gpt2", tmp_path), LARGEST, published=asked.published)
     assert "has nothing for" in " ".join(told_of(other))
     with pytest.raises(CallerError, match="there is no folder models in"):
         drafted(asked._replace(published=tmp_path / "it"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "promised", "said"),
+    [
+        (["hermes", "xlam"], True, "tried: it reads what the chat template writes"),
+        (["xlam"], False, "but tried: vLLM 1.0 reads"),
+    ],
+)
+def test_a_published_parser_is_held_against_what_the_engine_reads(
+    reads: list[str], promised: bool, said: str, tmp_path: Path
+) -> None:
+    asked = published_wish(tmp_path, *PUBLISHED)
+    reading = {name: Reading(reads=0 if name in reads else None, made_by="", why="") for name in ("hermes", "xlam")}
+    text = write_draft(asked, read_model(asked.model, None), Answer(version="1.0", tools=reading, reasoning={}), silent)
+    assert said in text
+    recipe = Recipe.model_validate(YAML(typ="safe", pure=True).load(text))
+    assert ("tools" in recipe.capabilities, recipe.gpu_types["h200"].server["tool-call-parser"]) == (promised, "hermes")
 
 
 # --- by the real engine

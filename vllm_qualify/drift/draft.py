@@ -150,21 +150,21 @@ def decide_parsers(model: ReadModel, answer: Answer | None) -> tuple[ParserLine,
 
 def _decide_parser(shape: Shape, answer: Answer | None, refusal: str, what: str) -> ParserLine:
     if refusal:
-        return ParserLine(None, refusal)
+        return ParserLine(None, refusal, [])
     if answer is None:
         return ParserLine(None, "no engine was asked which parser reads it; --python or --image names one")
     readings = answer.tools if what == "call" else answer.reasoning
     chosen = choose_parser(readings, shape.model_type, shape.architecture)
     if chosen.untried:
         reason = chosen.untried.partition(": ")[2] or chosen.untried
-        return ParserLine(
-            chosen.name, f"vLLM {answer.version} has it for {shape.architecture}, and could not try it: {reason[:120]}"
-        )
+        why = f"vLLM {answer.version} has it for {shape.architecture}, and could not try it: {reason[:120]}"
+        return ParserLine(chosen.name, why, [chosen.name or ""])
     if chosen.name is None:
-        return ParserLine(None, f"vLLM {answer.version} does not read the {what} that the chat template writes: {chosen.why}")
-    return ParserLine(
-        chosen.name, f"tried: vLLM {answer.version} reads the chat template's own {what}{_name_others(chosen.others)}"
-    )
+        return ParserLine(
+            None, f"vLLM {answer.version} does not read the {what} that the chat template writes: {chosen.why}", []
+        )
+    why = f"tried: vLLM {answer.version} reads the chat template's own {what}"
+    return ParserLine(chosen.name, f"{why}{_name_others(chosen.others)}", [chosen.name, *chosen.others])
 
 
 def _refuse_calls(told: Told) -> str:

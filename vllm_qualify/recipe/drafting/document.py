@@ -8,7 +8,7 @@ from ruamel.yaml.error import YAMLError
 from vllm_qualify.errors import CallerError
 from vllm_qualify.recipe.drafting.measures import list_gates, list_tasks
 from vllm_qualify.recipe.drafting.parts import Command, Host, Model, Published
-from vllm_qualify.recipe.drafting.section import Section
+from vllm_qualify.recipe.drafting.section import REASONING, TOOLS, Section
 from vllm_qualify.recipe.drafting.traffic import CPU, Slo, Traffic
 from vllm_qualify.recipe.drafting.yaml_lines import Block, Entry, write_comment, write_lines
 from vllm_qualify.recipe.loading import load_yaml
@@ -30,7 +30,7 @@ def write_recipe(
     context = min(each.context_tok for each in fitting)
     entries = [
         Entry("name", name),
-        Entry("description", f"{name}, a model that {_describe_kind(model)}."),
+        Entry("description", f"{name}, a model that {_describe_kind(model, fitting)}."),
         Entry("served_model_name", name, "what clients name in their requests"),
         *_promise(model, fitting),
         Entry("variants", Block([Entry(model.shape.weights, {"model": model.written}, _describe_weights(model))])),
@@ -39,8 +39,7 @@ def write_recipe(
         Entry("accuracy", list_tasks(model, context, is_slow=is_slow)),
         Entry("gates", list_gates(model, has_clients=all(each.traffic.clients for each in fitting), is_slow=is_slow)),
     ]
-    left_out = [each.refusal for each in sections if not each.gpus]
-    text = "\n".join([*_head(model, command, left_out), *_space_out(write_lines(entries)), ""])
+    text = "\n".join([*_head(command, _explain_left_out(model, sections)), *_space_out(write_lines(entries)), ""])
     _check_written(text, model)
     return text
 
@@ -52,36 +51,40 @@ def make_name(model: str) -> str:
     return re.sub(r"^[^a-z0-9]+", "", plain)[:100] or "model"
 
 
-def _head(model: Model, command: Command, left_out: Iterable[str]) -> Iterator[str]:
+def _head(command: Command, left_out: Iterable[str]) -> Iterator[str]:
     file = str(command.output) if command.output else "FILE"
     yield from write_comment(f"Drafted by `{command.typed}` of the model's own files. Read each line before you rely on it.")
     yield from write_comment(f"Next: `vllm-qualify recipe check {file}`, then `vllm-qualify run {file} --establish-baseline`.")
     yield from write_comment(
         "`vllm-qualify recipe bounds RUN` then proposes absolute bounds of that run. docs/recipes.md has all keys."
     )
-    for line in [*_explain_left_out(model), *(f"Left out: {refusal}." for refusal in left_out)]:
+    for line in left_out:
         yield from write_comment(line)
 
 
 def _space_out(lines: Iterator[str]) -> Iterator[str]:
-    """An empty line before each mapping or list of the top."""
-    held: list[str] = []
+    """An empty line before each mapping or list of the top, before its comment, and after it."""
+    held, was_inner = list[str](), False
     for line in lines:
         if line.startswith("#"):
             held.append(line)
             continue
-        if not line.startswith(" ") and re.fullmatch(r"\w+:( #.*)?", line):
+        is_inner = line.startswith(" ")
+        if not is_inner and (was_inner or re.fullmatch(r"\w+:( #.*)?", line)):
             yield ""
         yield from held
-        held = []
+        held, was_inner = [], is_inner
         yield line
-    yield from held
 
 
-def _describe_kind(model: Model) -> str:
+def _describe_kind(model: Model, sections: Sequence[Section]) -> str:
     if model.told is None:
         return "completes texts"
-    kinds = ["chats", *(["thinks"] if model.told.thoughts else []), *(["calls tools"] if model.tools.name else [])]
+    kinds = [
+        "chats",
+        *(["thinks"] if model.told.thoughts else []),
+        *(["calls tools"] if all(each.promises(TOOLS) for each in sections) else []),
+    ]
     kinds += ["sees pictures"] if model.shape.sees else []
     return ", ".join(kinds[:-1]) + " and " + kinds[-1] if len(kinds) > 1 else kinds[0]
 
@@ -96,17 +99,18 @@ def _promise(model: Model, sections: Sequence[Section]) -> Iterator[Entry]:
     """`capabilities`: what each server is held to by checks of the API's contract."""
     if model.told is None:
         return
-    calls, thinks = (all(each.has_parser(option) for each in sections) for option in ("tool-call-parser", "reasoning-parser"))
+    calls, thinks = (all(each.promises(option) for each in sections) for option in (TOOLS, REASONING))
     promised = ["chat", *(["tools", "json_schema"] if calls else []), *(["reasoning"] if thinks else [])]
     why = f"each has checks of its own, which gate. {model.template_file} renders chats"
     yield Entry("capabilities", [*promised, *(["vision"] if model.shape.sees else [])], why)
 
 
-def _explain_left_out(model: Model) -> Iterator[str]:
-    """Why there is no parser, in comments of the head."""
-    for what, parser in (("tools", model.tools), ("reasoning", model.reasoning)):
-        if model.told is not None and not parser.name and parser.why:
+def _explain_left_out(model: Model, sections: Sequence[Section]) -> Iterator[str]:
+    """Why something is not promised, in comments of the head."""
+    for what, option, parser in (("tools", TOOLS, model.tools), ("reasoning", REASONING, model.reasoning)):
+        if model.told is not None and not all(each.promises(option) for each in sections) and parser.why:
             yield f"No {what} among the capabilities: {parser.why}."
+    yield from (f"Left out: {each.refusal}." for each in sections if not each.gpus)
 
 
 def _check_fits(sections: Sequence[Section]) -> None:

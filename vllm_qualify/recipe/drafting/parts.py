@@ -1,6 +1,6 @@
 """What a recipe is drafted of."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +9,11 @@ from vllm_qualify.recipe.drafting.shape import Shape
 
 
 class ParserLine(NamedTuple):
-    """A parser of the engine, or none; and in words why."""
+    """A parser of the engine, or none; and in words why. `readers` are all that read the text, None if no engine was asked."""
 
     name: str | None
     why: str
+    readers: Collection[str] | None = None
 
 
 class Model(NamedTuple):

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm_qualify.recipe.drafting.memory import fit_server
-from vllm_qualify.recipe.drafting.parts import Host, Model, Published
+from vllm_qualify.recipe.drafting.parts import Host, Model, ParserLine, Published
 from vllm_qualify.recipe.drafting.traffic import CPU, SPARE_TOK, Slo, Traffic
 from vllm_qualify.recipe.drafting.yaml_lines import Block, Entry, Item, Items
 from vllm_qualify.recipe.metrics import least_prompts
 
 PROFILE = "balanced"
+TOOLS, REASONING, TEMPLATE = "tool-call-parser", "reasoning-parser", "chat-template"
 # Compiling a large model alone can take more than half an hour.
 STARTUP_S = 3600
 CPU_CONTEXT_TOK, MOST_CPU_CACHE_GIB = 4096, 64
@@ -52,11 +53,18 @@ class Section:
         heads = f" in a number that divides its {self.model.shape.heads} heads" if self.model.shape.heads else ""
         return f"{self.host.gpu_type}: {weights}{parts} do not fit into 1 to 8 GPUs of {self.host.memory_gb:g} GB{heads}"
 
-    def has_parser(self, option: str) -> bool:
-        """Whether its server has a parser, the published or the tried one."""
-        if self.published:
-            return option in self.published_server
-        return bool((self.model.tools if option == "tool-call-parser" else self.model.reasoning).name)
+    def promises(self, option: str) -> bool:
+        """Whether its server has a parser that reads what the model writes, as far as one was tried."""
+        line = self._line_of(option)
+        if not self.published:
+            return line.name is not None
+        named = self.published_server.get(option)
+        # Of another template than the model's own nothing was tried.
+        is_untried = line.readers is None or TEMPLATE in self.published_server
+        return named is not None and (is_untried or named in (line.readers or []))
+
+    def _line_of(self, option: str) -> ParserLine:
+        return self.model.tools if option == TOOLS else self.model.reasoning
 
     def _choose_context(self) -> int:
         named = self.published_server.get("max-model-len")
@@ -70,7 +78,7 @@ class Section:
 
     def _server(self) -> Iterator[Entry]:
         if self.published:
-            yield from (Entry(name, value) for name, value in self.published_server.items())
+            yield from (Entry(name, value, self._explain_published(name)) for name, value in self.published_server.items())
             return
         yield Entry("max-model-len", self.context_tok, self._explain_context())
         if self.is_cpu:
@@ -83,6 +91,15 @@ class Section:
         if self.model.shape.needs_code:
             yield Entry("trust-remote-code", True, f"{self.model.shape.needs_code}: read it, then give --allow-code")
         yield from self._parsers()
+
+    def _explain_published(self, option: str) -> str:
+        if option not in (TOOLS, REASONING):
+            return ""
+        line = self._line_of(option)
+        if line.readers is None or TEMPLATE in self.published_server:
+            return "not tried"
+        reads = self.published_server[option] in line.readers
+        return "tried: it reads what the chat template writes" if reads else f"but {line.why}"
 
     def _explain_context(self) -> str:
         shape = self.model.shape
@@ -103,10 +120,10 @@ class Section:
         tools, reasoning = self.model.tools, self.model.reasoning
         if tools.name:
             yield Entry("enable-auto-tool-choice", True)
-            yield Entry("tool-call-parser", tools.name, tools.why)
+            yield Entry(TOOLS, tools.name, tools.why)
             yield Entry("structured-outputs-config", BACKEND, "else the first reply with a form decides it for all others")
         if reasoning.name:
-            yield Entry("reasoning-parser", reasoning.name, reasoning.why)
+            yield Entry(REASONING, reasoning.name, reasoning.why)
 
     def _environment(self) -> list[Entry]:
         if self.published:
