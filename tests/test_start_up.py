@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.vllm import make_engine
+from vllm_qualify.recipe.loading import catalog_folder
 
 SLOW = {"boto3", "docker", "great_expectations", "httpx", "huggingface_hub", "numpy", "pandas", "prefect", "requests", "scipy"}
 
@@ -39,6 +40,7 @@ def imported_by(*arguments: str, **environment: str) -> set[str]:
         "run reference --gpu-type cpu --dry-run --launcher docker --image vllm/vllm-openai:v0.32.0",
         "recipe show reference --gpu-type cpu",
         "recipe check reference --vllm 0.32.0",
+        f"recipe new {catalog_folder()}/reference-chat/model --gpu-type cpu --vllm 0.32.0",
     ],
 )
 def test_a_light_command_imports_no_slow_library(arguments: str, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from vllm_qualify.drift.check import check_recipe
 from vllm_qualify.drift.draft import ReadModel, Wish, draft_recipe, read_model, write_draft
 from vllm_qualify.drift.parsers import Answer, Reading, ask_parsers
 from vllm_qualify.engine.environment import EngineEnvironment
-from vllm_qualify.errors import CallerError
+from vllm_qualify.engine.hub import fetch_small
+from vllm_qualify.errors import CallerError, HubError
 from vllm_qualify.evidence.accuracy.checked_tasks import with_tasks
 from vllm_qualify.plan.choice import Choice
 from vllm_qualify.recipe.drafting.parts import Host
@@ -232,6 +233,16 @@ def test_a_repository_of_the_hub_is_read_without_its_weights(tmp_path: Path, mon
         recipe = drafted(wish("org/Qwen-Mine", LARGEST), "0.005 GB of weights, by its .safetensors files")
         assert not [asked.path for asked in hub.asked if asked.path.endswith(".safetensors")]
     assert (recipe.name, recipe.variants["bf16"].model) == ("qwen-mine", "org/Qwen-Mine")
+
+
+def test_a_file_of_the_hub_that_is_too_large_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    with hub_of({"org/large": {"config.json": b"{}", "tokenizer.json": b"0" * 101}}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{hub.address}")
+        with pytest.raises(HubError, match=r"tokenizer\.json of org/large has 101 bytes"):
+            fetch_small("org/large", None, "MODEL", ["config.json", "tokenizer.json"], 100)
+        assert not [asked.path for asked in hub.asked if "resolve" in asked.path]
 
 
 def test_a_name_that_is_no_model_is_refused() -> None:

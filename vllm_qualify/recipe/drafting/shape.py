@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.drafting.model_files import CONFIG, GENERATION, REMEDY, Document, ModelFiles
+from vllm_qualify.recipe.drafting.model_files import CONFIG, REMEDY, Document, ModelFiles
 from vllm_qualify.recipe.loading import short
 
 # Where a configuration of several parts has that of its language model.
@@ -21,7 +21,7 @@ ASSUMED_CONTEXT_TOK = 2048
 BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 SHORT = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 UNKNOWN_WEIGHTS = "weights"
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "do_sample")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 MOST_WHOLE = 10**9
 
 
@@ -274,7 +274,8 @@ def _name_weights(files: ModelFiles, config: _Values, text: _Values) -> str:
 
 def _recommends_sampling(files: ModelFiles) -> bool:
     """Whether generation_config.json says that tokens are drawn, and from what."""
-    about = _Values(files.generation, f"{files.source}: {GENERATION}")
-    if about.document.get("do_sample") is False:
-        return False
-    return any(about.document.get(key) is not None for key in SAMPLING)
+    about = files.generation
+    if about.get("do_sample") is not None:
+        return about["do_sample"] is True
+    numbers = (about.get(key) for key in SAMPLING)
+    return any(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
