@@ -12,6 +12,7 @@ from tests.builders.changed import changed
 from tests.report.builder import CHARTS, CONTROL, HOSTILE, IMAGE, MARKUP, QUESTIONS, SCRIPT, image_report, page_link
 from vllm_qualify.errors import HostError
 from vllm_qualify.report.failure import render_failure, run_failure
+from vllm_qualify.report.flips import Excerpt, FirstReply
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.page import render_page
 
@@ -99,6 +100,80 @@ def test_the_failing_gate_is_on_the_first_screen(opened: Open, hostile_file: Pat
     assert page.locator("script, img, red, [onerror]").count() == 0
     assert page.get_by_text(SCRIPT).count() > 0
     assert page.get_by_text(MARKUP).count() > 0
+    assert faults == []
+
+
+@pytest.mark.parametrize("width", [NARROW, 1024, 1280, WIDE])
+@pytest.mark.parametrize("name", ["hostile_page", "detailed_page", "compared_page"])
+def test_every_reason_is_read_to_its_end(
+    opened: Open, name: str, width: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """No reason lies beyond the screen, or beyond what its table scrolls."""
+    page, _ = opened(saved(tmp_path, request.getfixturevalue(name)), width)
+    ends = page.evaluate(
+        """[...document.querySelectorAll('.gates .why span')].map(each => {
+            const around = each.closest('.wide').getBoundingClientRect(), own = each.getBoundingClientRect()
+            return [own.right, around.width ? Math.min(around.right, innerWidth) : innerWidth]
+        })"""
+    )
+    assert len(ends) > 5
+    assert [end for end, most in ends if end > most + 0.5] == []
+
+
+def test_a_small_chance_is_one_word_without_an_exponent(opened: Open, not_approved: Report, tmp_path: Path) -> None:
+    """It stands on one line, however narrow the column is."""
+    worst = not_approved.judgement.gates[0]
+    gates = [changed(each, p_value=1e-9) if each == worst else each for each in not_approved.judgement.gates]
+    page, _ = opened(saved(tmp_path, render_page(changed(not_approved, "judgement", gates=gates), page_link)), 1280)
+    assert not re.search(r"\d[eE][-+]?\d+\s*%", page.locator("body").inner_text())
+    lines = page.evaluate(
+        """told => {
+            const walk = document.createTreeWalker(document.querySelector('.gates'), NodeFilter.SHOW_TEXT)
+            while (walk.nextNode() && !walk.currentNode.data.includes(told)) {}
+            const range = document.createRange(), at = walk.currentNode.data.indexOf(told)
+            range.setStart(walk.currentNode, at)
+            range.setEnd(walk.currentNode, at + told.length)
+            return range.getClientRects().length
+        }""",
+        "under\u00a00.001\u00a0%",
+    )
+    assert lines == 1
+
+
+def test_a_narrow_screen_begins_with_the_verdict_what_did_not_pass_and_what_changed(opened: Open, hostile_file: Path) -> None:
+    page, _ = opened(hostile_file, NARROW)
+    tops = page.evaluate(
+        """Object.fromEntries(['h1', '.gates .unpassed', '#changes', '.facts', '.gates .passed', '#load', 'footer'].map(
+            each => [each, document.querySelector(each).getBoundingClientRect().top + scrollY]))"""
+    )
+    assert list(tops) == sorted(tops, key=lambda name: tops[name])
+    unpassed = page.locator(".gates .unpassed tr").count()
+    # Each gate that did not pass takes half of a screen at most.
+    assert tops["#changes"] < (unpassed + 2) * HEIGHT / 2
+
+
+def test_the_first_screen_tells_cut_answers_and_three_replies(opened: Open, compared: Report, tmp_path: Path) -> None:
+    """Replies are outside text: they are shown as they came, and run nothing."""
+    said = [f"assistant\n12 + 30 = 32 {MARKUP}", SCRIPT, ""]
+    replies = [FirstReply(question=number, said=Excerpt(text=text)) for number, text in enumerate(said)]
+    questions = [changed(each, first_replies=replies) for each in compared.details.questions]
+    accuracy = next(stage for stage in compared.stages if stage.stage == "accuracy")
+    cut = changed(accuracy.measurements[0], metric="truncated_answers", filter=None, value=0.47, unit="fraction")
+    stages = [
+        changed(stage, measurements=[*stage.measurements, cut]) if stage is accuracy else stage for stage in compared.stages
+    ]
+    report = changed(changed(compared, "details", questions=questions), stages=stages)
+    page, faults = opened(saved(tmp_path, render_page(report, page_link)), WIDE)
+    box = page.locator(".facts .said").bounding_box()
+    assert box
+    assert box["y"] + box["height"] < HEIGHT
+    shown = page.locator(".facts .said dd").inner_text()
+    assert shown.split("\n") == [
+        f"question 0: assistant ↵ 12 + 30 = 32 {MARKUP}",
+        f"question 1: {SCRIPT}",
+        "question 2: (empty)",
+    ]
+    assert "gsm8k: 47.00\u00a0%" in page.locator(".facts").inner_text()
     assert faults == []
 
 

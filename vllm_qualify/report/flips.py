@@ -64,6 +64,13 @@ class Flip(Frozen):
         return sum(len(escape(plain(each.text)).encode(errors="replace")) for each in self.texts)
 
 
+class FirstReply(Frozen):
+    """What the model replied to one of the first questions, as it came: with what it thought, and whatever else it wrote."""
+
+    question: CountOrZero
+    said: Excerpt
+
+
 def is_right(score: float) -> bool:
     return score > HALF
 
@@ -113,6 +120,13 @@ def read_flips(numbers: Sequence[int], ours: Side, theirs: Side, name: str, most
     """The flips of these questions, by the score `name`. Each text has at most `most` characters."""
     here, there = ours.find_replies(numbers, name), theirs.find_replies(numbers, name)
     return [_make_flip(number, here[number], there[number], most) for number in numbers]
+
+
+def read_first_replies(numbers: Sequence[int], ours: Side, name: str, most: int) -> list[FirstReply]:
+    """The replies to these questions. Each has at most `most` characters; a reply whose text is not kept is left out."""
+    said = ours.find_replies(numbers, name)
+    texts = {number: _reply_text(each.row) for number, each in said.items() if each.row}
+    return [FirstReply(question=number, said=_beginning(text, most)) for number, text in texts.items()]
 
 
 def _read_rows(places: Iterable[tuple[Path, int]]) -> dict[tuple[Path, int], dict[str, Any]]:

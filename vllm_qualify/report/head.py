@@ -10,6 +10,8 @@ from vllm_qualify.report.changes import changes_of
 from vllm_qualify.report.model import Report
 from vllm_qualify.report.words import GateRow
 
+CUT_SHARE, LINE_BREAK = "truncated_answers", "↵"
+
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Named facts: what was qualified, on which machine, when, where, and compared with what."""
@@ -28,6 +30,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Baseline", words.baseline_sentence(plan)),
         ("As baseline", words.unlosable_sentence(plan, [row for stage in report.stages for row in stage.measurements])),
         ("Anchor", words.anchor_sentence(plan)),
+        ("Cut answers", cut_sentence(report)),
+        ("Replies", " · ".join(first_replies(report))),
         ("Paths", words.unproven_sentence(plan, report.judgement)),
         ("Starts", starts_sentence(report)),
         ("Tries", words.tries(plan)),
@@ -36,6 +40,25 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("Since then", changed.brief if changed else ""),
     ]
     return [(name, text) for name, text in rows if text]
+
+
+def cut_sentence(report: Report) -> str:
+    """The share of each task's answers that were cut at the most tokens allowed; empty without a task that counts them."""
+    counted = [row for row in report.measurements if row.metric == CUT_SHARE and not row.start]
+    known = {row.task: words.value(row.value, row.unit) if row.invalid_because is None else "not known" for row in counted}
+    return "; ".join(f"{task}: {text}" for task, text in known.items())
+
+
+def first_replies(report: Report) -> list[str]:
+    """What the model replied to the first questions of the first task whose replies are kept, each in one line."""
+    told = next((each for each in report.details.questions if each.first_replies), None)
+    replies = told.first_replies if told else []
+    return [f"question {each.question}: {_in_one_line(each.said.text)}{'…' if each.said.cut else ''}" for each in replies]
+
+
+def _in_one_line(text: str) -> str:
+    """A text with a sign in place of each break of a line; of an empty one, the word."""
+    return f" {LINE_BREAK} ".join(" ".join(line.split()) for line in text.splitlines()) or "(empty)"
 
 
 def deciding_gates(report: Report) -> list[str]:

@@ -19,7 +19,7 @@ from vllm_qualify.judge.compare.places import BASELINE, answers_path
 from vllm_qualify.plan.cell import CellPlan, TaskPlan
 from vllm_qualify.recipe.metrics import METRICS
 from vllm_qualify.recipe.values import CountOrZero, Frozen, Share
-from vllm_qualify.report.flips import Flip, Side, is_right, keep_within, read_flips
+from vllm_qualify.report.flips import FirstReply, Flip, Side, is_right, keep_within, read_first_replies, read_flips
 
 # With these limits a page, with all its text, opens in under two seconds and stays below 5 MB.
 MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 24_000
@@ -27,6 +27,8 @@ MOST_FLIPS, MOST_CHARACTERS, MOST_BYTES, MOST_QUESTIONS = 200, 2000, 1_000_000, 
 ALL_FLIPS, ALL_CHARACTERS, ALL_BYTES = 2000, 20_000, 10_000_000
 # MMLU has 57 topics. A task with more of them has none to choose from.
 MOST_TOPICS, MOST_TOPIC_CHARACTERS = 100, 100
+# On the first screen, whatever the replies are: a wrong chat template shows in each.
+FIRST_REPLIES, MOST_REPLY_CHARACTERS = 3, 140
 NOT_BROUGHT = "the words of the baseline's answers are not in this run's evidence: its scores alone were brought"
 
 Way = Literal["lost", "gained"]
@@ -59,6 +61,8 @@ class ScoredQuestions(Frozen):
     cut: list[CountOrZero] | None = None
     """the questions with an answer here that was cut at the most tokens allowed; None if this is not known of each answer"""
     flips: list[Flip] = []
+    first_replies: list[FirstReply] = []
+    """the replies of this run to the first questions"""
     notes: list[str] = []
 
     @model_validator(mode="after")
@@ -169,6 +173,7 @@ def _score_task(plan: CellPlan, evidence: Path, task: TaskPlan, key: ScoreKey, r
         about=about,
         cut=_find_cut(folder, here, numbers),
         flips=kept,
+        first_replies=read_first_replies(list(ours)[:FIRST_REPLIES], sides[0], name, MOST_REPLY_CHARACTERS),
         notes=[note for note in notes if note],
     )
 

@@ -102,10 +102,9 @@ def _explain_verdict(result: GateVerdict) -> str:
     chance = result.p_value
     if chance is None or chance == 1:
         return result.because
-    told = f"under {share(LEAST_TOLD)}" if chance < LEAST_TOLD else share(chance)
     # Of scores and loads that another run is compared with, the words name the hypothesis.
     hypothesis = ", of a release that lost nothing" if result.gate.against in ("answers", "load") else ""
-    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {told}{hypothesis}"
+    return f"{result.because}; it would just fail with a chance of a wrong `fail` of {share(chance)}{hypothesis}"
 
 
 def _waiver_words(result: GateVerdict) -> str:
@@ -133,8 +132,10 @@ def levels(judgement: Judgement) -> str:
 
 
 def share(number: float) -> str:
-    """`5 %`, `0.83 %`."""
-    return f"{100 * number:.2g}{NO_BREAK}%"
+    """A chance or a part: `5 %`, `0.83 %`, `under 0.001 %`. The number is never written with an exponent."""
+    if 0 < number < LEAST_TOLD:
+        return f"under{NO_BREAK}{share(LEAST_TOLD)}"
+    return f"{Decimal(f'{100 * number:.2g}'):f}{NO_BREAK}%"
 
 
 def baseline_sentence(plan: CellPlan) -> str:
