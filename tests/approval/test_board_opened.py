@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.approval.builder import CELL, NEWER, OLDER, RUN, publish_report
-from tests.browser import HEIGHT, LOOKS, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
+from tests.browser import HEIGHT, LOOKS, NARROW, WIDE, WIDTHS, Open, Scheme, barriers, opening_ratio, photograph
 from tests.builders.boards import TAKEN_BACK, entry, large_row, line
 from tests.report.builder import CONTROL, IMAGE, MARKUP, SCRIPT
 from tests.s3 import BUCKET, Settings, client_of
@@ -23,6 +23,7 @@ from vllm_qualify.publish.stores import open_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 
+MODEL = f"meta-llama/Llama-3.1-8B-Instruct-{'a' * 60}{MARKUP}"
 LLAMA, QWEN = "llama-3.1-8b/fp8/h200/throughput", "qwen-2.5-7b/bf16/h100/latency"
 TODAY = datetime.now(UTC).date()
 # A run over midnight finds a day less.
@@ -32,7 +33,7 @@ DAYS_LEFT = re.compile("in (40|39) days")
 def summary(version: str, score: float | None = 0.83) -> Summary:
     """Without a score, of a run whose load was invalid too."""
     if score is None:
-        return Summary(engine="vllm", engine_version=version, gpus=1)
+        return Summary(engine="vllm", engine_version=version, gpus=1, model=MODEL, revision=f"sha256:{'ab' * 32}")
     interval = Interval(lower=score - 0.02, upper=score + 0.02)
     scored = Score(metric="exact_match (gsm8k, strict-match)", value=score, interval=interval)
     return Summary(engine="vllm", engine_version=version, gpus=1, score=scored, output_tok_s_per_gpu=1500.0)
@@ -202,6 +203,24 @@ def test_a_cells_page_draws_each_version(opened: Open, llamas: Path) -> None:
     assert [name in text for name in ("0.31.0", "0.32.0", "0.33.0")] == [True] * 3
     assert page.locator("main").get_by_role("link").count() == 3
     assert page.get_by_text(DAYS_LEFT).is_visible()
+    assert faults == []
+
+
+@pytest.mark.parametrize("width", [NARROW, 1280])
+def test_a_cells_page_names_each_runs_model_and_revision(opened: Open, llamas: Path, width: int) -> None:
+    """A long name makes its column no wider than the screen, and stands beside no other's words."""
+    page, faults = opened(llamas, width)
+    models = page.locator("td.model")
+    named, *others = (text.split("\n") for text in models.all_inner_texts())
+    assert named == [MODEL, "sha256:abababababab"]
+    assert ["its manifest does not name it" in " ".join(other) for other in others] == [True, True]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for cell in models.all():
+        own, after = cell.bounding_box(), cell.locator("xpath=following-sibling::td[1]").bounding_box()
+        assert own
+        assert after
+        assert after["x"] >= own["x"] + own["width"] - 1 or after["y"] >= own["y"] + own["height"] - 1
+        assert cell.evaluate("each => each.scrollWidth <= each.clientWidth + 1")
     assert faults == []
 
 

@@ -34,6 +34,7 @@ from tests.report.builder import image_report, passed_report
 from vllm_qualify.approval import index
 from vllm_qualify.approval.actions import reject, revoke
 from vllm_qualify.approval.board import render_board
+from vllm_qualify.approval.head import differing_fields, head_of
 from vllm_qualify.approval.index import announce, baseline_of, chain_of, index_problem, read_index, refresh, write_index
 from vllm_qualify.approval.layout import BOARD_KEY, INDEX_KEY, JSON, cell_index_key, cell_page_key
 from vllm_qualify.approval.published import PublishedRun, read_run
@@ -150,6 +151,8 @@ def test_a_manifest_tells_what_the_board_shows(store: Store, tmp_path: Path) -> 
     assert summary(store, tmp_path) == Summary(
         engine="vllm",
         engine_version="0.32.0",
+        model=passed_report().plan.cell.release.model,
+        revision=passed_report().plan.cell.release.revision,
         gpus=1,
         score=Score(metric="exact_match (gsm8k, strict-match)", value=first.value, interval=first.interval),
         output_tok_s_per_gpu=12608.4,
@@ -205,9 +208,21 @@ def test_the_manifest_of_a_captured_run(store: Store, tmp_path: Path) -> None:
     assert summarized == Summary(
         engine="vllm",
         engine_version=run.plan.cell.release.engine.version,
+        model=run.plan.cell.release.model,
+        revision=run.plan.cell.release.revision,
         score=Score(metric="exact_match (gsm8k, flexible-extract)", value=score.value, interval=score.interval),
         output_tok_s_per_gpu=measured(report, "output_throughput_tok_s").value,
     )
+
+
+def test_a_manifest_from_before_models_were_shown_is_still_its_reports(store: Store, tmp_path: Path) -> None:
+    """One that names another model is not."""
+    report = publish_report(store, tmp_path / "runs").report
+    head = head_of(report, [])
+    bare = changed(head, "summary", model=None, revision=None)
+    assert list(differing_fields(bare, report)) == list(differing_fields(head, report)) == []
+    for wrong in ({"model": "evil/model"}, {"model": None}, {"revision": "0" * 40}):
+        assert list(differing_fields(changed(head, "summary", **wrong), report)) == ["summary"]
 
 
 # --- an index of another version

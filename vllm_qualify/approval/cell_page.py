@@ -14,6 +14,7 @@ from vllm_qualify.secrets import plain
 CELL_PAGE = "the cell's page"
 # From cells/<recipe>/<variant>/<GPU type>/<profile>/ to the store's root.
 TO_ROOT = "../" * 5
+SHORT_DIGITS, SHA256 = 12, "sha256:"
 
 
 def write_cell_page(store: Store, row: Row) -> None:
@@ -65,6 +66,14 @@ class ShownRun:
     @property
     def start_time(self) -> str | None:
         return f"{self.line.started_at:%Y-%m-%d %H:%M} UTC" if self.line.started_at else None
+
+    @property
+    def revision(self) -> str | None:
+        """The model's commit or digest, short enough for a column and long enough to tell two apart."""
+        revision = self.line.summary.revision
+        if revision is None:
+            return None
+        return revision[: SHORT_DIGITS + (len(SHA256) if revision.startswith(SHA256) else 0)]
 
     @property
     def output(self) -> str | None:

@@ -33,6 +33,10 @@ def head_of(report: Report, starts: Sequence[StartMeans]) -> ManifestHead:
 def differing_fields(said: ManifestHead, report: Report) -> Iterable[str]:
     """What of a head is not as the report gives it."""
     own = head_of(report, said.starts)
+    if said.summary.model is None and said.summary.revision is None:
+        # A manifest from before models were shown says nothing of the model, and nothing wrong.
+        unnamed = own.summary.model_copy(update={"model": None, "revision": None})
+        own = own.model_copy(update={"summary": unnamed})
     return [name for name in ManifestHead.model_fields if getattr(said, name) != getattr(own, name)]
 
 
@@ -51,6 +55,8 @@ def _run_summary(report: Report) -> Summary:
     return Summary(
         engine=engine.kind,
         engine_version=engine.version,
+        model=redact(plan.cell.release.model),
+        revision=plan.cell.release.revision,
         image=redact(engine.image.reference) if engine.image else None,
         gpus=gpus,
         score=_first_score(report),

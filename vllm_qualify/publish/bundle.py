@@ -52,7 +52,7 @@ class Score(Frozen):
 
 
 class Summary(Frozen):
-    """The figures of a run that the board shows. A figure that was not measured, or cannot be trusted, is None.
+    """What the board and the cells' pages show of a run. A figure that was not measured, or cannot be trusted, is None.
 
     `image` is the name of the engine's image; None if the engine is not an image. `score` is the score of the first gate on
     accuracy. The output throughput is that of the load. On a CPU there are no `gpus`, and it is that of the whole machine.
@@ -60,6 +60,10 @@ class Summary(Frozen):
 
     engine: EngineName
     engine_version: str
+    model: str | None = None
+    """its name; None in a manifest that was written before models were shown"""
+    revision: str | None = None
+    """the model's commit, or the digest of its folder"""
     image: str | None = None
     gpus: Count | None = None
     score: Score | None = None
