@@ -128,11 +128,11 @@ def locate_model(name: str, output: Path | None) -> Located:
 
 def _path_from(folder: Path, output: Path | None) -> str:
     """The folder's path in a recipe: from the recipe's own folder if it lies in it, else from the root."""
-    whole = folder.absolute()
-    base = output.absolute().parent if output else None
+    whole = Path(os.path.normpath(folder.absolute()))
+    base = Path(os.path.normpath(output.absolute().parent)) if output else None
     if base and whole.is_relative_to(base) and whole != base:
         return f"./{whole.relative_to(base)}"
-    return os.path.normpath(whole)
+    return str(whole)
 
 
 # --- its parsers

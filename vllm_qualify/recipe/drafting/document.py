@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ruamel.yaml.error import YAMLError
 
 from vllm_qualify.errors import CallerError
-from vllm_qualify.recipe.drafting.measures import list_gates, list_tasks
+from vllm_qualify.recipe.drafting.measures import FEW_QUESTIONS, list_gates, list_tasks
 from vllm_qualify.recipe.drafting.parts import Command, Host, Model, Published
 from vllm_qualify.recipe.drafting.section import REASONING, TOOLS, Section
 from vllm_qualify.recipe.drafting.traffic import CPU, Slo, Traffic
@@ -37,6 +37,7 @@ def write_recipe(
         Entry("gpu_types", Block([Entry(each.host.gpu_type, Block(list(each.entries()))) for each in fitting])),
         Entry("smoke", {"prompt": "The capital of France is"}, "asked twice, by completions"),
         Entry("accuracy", list_tasks(model, context, is_slow=is_slow)),
+        *([Entry("likelihood", {"num_answers": FEW_QUESTIONS}, "how likely the baseline's answers are")] if is_slow else []),
         Entry("gates", list_gates(model, has_clients=all(each.traffic.clients for each in fitting), is_slow=is_slow)),
     ]
     text = "\n".join([*_head(command, _explain_left_out(model, sections)), *_space_out(write_lines(entries)), ""])
