@@ -121,6 +121,7 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     metric, interval = "exact_match (gsm8k, strict-match)", Interval(lower=0.81, upper=0.85)
     score = Score(metric=metric, value=0.8339651250947688, interval=interval)
     figures = {"image": "vllm:v0.32.0", "gpus": 8, "score": score, "output_tok_s_per_gpu": 1576.04999}
+    figures |= {"model": "meta-llama/Llama-3.1-8B", "revision": "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fa"}
     summary = Summary(engine="vllm", engine_version="0.32.0", **figures)
     standing = "approved by Ada on 2026-03-14"
     reports = [line(NEWER), line(standing="approved", told=standing, summary=summary)]
@@ -132,11 +133,13 @@ def test_the_page_of_a_cell_tells_its_script_each_run_in_order() -> None:
     assert (second[0], [texts[number] for number in second[1:3]]) == (RUN, ["vLLM 0.32.0", metric])
     assert second[3:] == [0.83397, 0.81, 0.85, 1576.0]
     untrusted = "— (none that can be trusted: see the report)"
+    unnamed = "— (its manifest does not name it: see the report)"
     bare, whole = page.rows[1:]
-    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", "vLLM 0.32.0"]
-    assert bare[3:] == ["— (no image)", untrusted, untrusted, "— (no GPU)"]
-    assert whole[:4] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{standing}", "vLLM 0.32.0", "vllm:v0.32.0"]
-    assert whole[4:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{metric}", "1,576 tok/s", "8"]
+    assert bare[:3] == [f"2026-03-14 09:26 UTC{NEWER}", "waiting for a decision", unnamed]
+    assert bare[3:] == ["vLLM 0.32.0", "— (no image)", untrusted, untrusted, "— (no GPU)"]
+    assert whole[:2] == [f"2026-03-14 09:26 UTC{RUN}", f"approved{standing}"]
+    assert whole[2:5] == ["meta-llama/Llama-3.1-8B9372c470eead", "vLLM 0.32.0", "vllm:v0.32.0"]
+    assert whole[5:] == [f"83.40\u00a0%81.00\u00a0% to 85.00\u00a0%{metric}", "1,576 tok/s", "8"]
     assert page.links == [f"{TO_ROOT}index.html", *(f"{TO_ROOT}reports/{CELL}/{run_id}/report.html" for run_id in (NEWER, RUN))]
 
 
