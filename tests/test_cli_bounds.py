@@ -78,7 +78,14 @@ def test_a_runs_bounds_are_shown_and_written_into_its_own_recipe_alone(request_:
     gates = load_recipe(str(recipe)).recipe.gpu_types["cpu"].profiles["p1"].gates
     assert "output_throughput_tok_s" in [gate.metric for gate in gates]
 
+    assert f"judge the run by it: vllm-qualify rejudge {run_id}" in written.stderr
+
     # The run passes them, and a second time there is nothing to write.
     again = CliRunner().invoke(app, ["rejudge", run_id, "--recipe", str(recipe), "--store", request_.store])
     assert again.exit_code == 0, again.output
     assert "nothing to write" in bounds(run_id, "--recipe", str(recipe), "--write").stderr
+
+    # For a gate against a baseline this run may have measured too little.
+    compared = bounds(run_id, "--recipe", str(recipe), "--write", "--loss-that-hurts", "0.4")
+    assert "max_loss: 0.4" in compared.stderr
+    assert f"make a baseline for it: vllm-qualify run {recipe} --establish-baseline" in compared.stderr

@@ -150,7 +150,7 @@ def _price_words(bound: "Bound") -> str:
     if price is None:
         return ""
     what = f"{price.answers:,} answers" if price.answers is not None else f"{price.repeats:,} repeats"
-    return f"{what} of each build on one start, {words.duration(price.minutes * 60)} each as fast as in this run"
+    return f"{what} of each build, {words.duration(price.minutes * 60)} for each at this run's pace"
 
 
 def _as_json(report: "Report", bounds: "Sequence[Bound]", chosen: "Sequence[Bound]") -> str:
@@ -168,12 +168,16 @@ def _write_gates(report: "Report", recipe: str, chosen: "Sequence[Bound]") -> No
     edit = add_gates(find_file(recipe), report.plan.cell.gpu_type, report.plan.cell.profile, gates)
     write_edit(edit)
     tell(edit.diff)
-    tell(f"wrote {edit.path}; judge the run by it: vllm-qualify rejudge {report.run_id} --recipe {recipe}")
+    if any(new.gate.is_compared for new in gates):
+        # The run may have asked too little for them: how often a baseline is measured follows from its gates.
+        tell(f"wrote {edit.path}; make a baseline for it: vllm-qualify run {recipe} --establish-baseline")
+    else:
+        tell(f"wrote {edit.path}; judge the run by it: vllm-qualify rejudge {report.run_id} --recipe {recipe}")
 
 
 def _comment_of(report: "Report", bound: "Bound") -> str:
     from vllm_qualify.report import words
 
     if bound.value is None:
-        return f"to be seen with {_price_words(bound)}" if bound.price else f"by run {report.run_id}"
+        return f"price: {_price_words(bound)}, run {report.run_id}" if bound.price else f"by run {report.run_id}"
     return f"run {report.run_id}: {words.value(bound.value, bound.unit)}, {words.interval(bound.interval, bound.unit)}"
