@@ -142,15 +142,16 @@ class Section:
         if self.is_cpu:
             yield Entry("paths", False, "a CPU takes too long for them; on GPUs they are asked by default (docs/paths.md)")
         most = max((least_prompts(name) for name in self.slo.limits_ms), default=1)
-        yield Entry("load", self.traffic.load(self.host.gpu_type, most), self._explain_load(most))
+        load = self.traffic.load(self.host.gpu_type, most, self.model.weights_bytes)
+        yield Entry("load", load, self._explain_load(is_counted="num_prompts" in load))
         if gates := self.slo.gates():
             yield Entry("gates", Items([Item(gate) for gate in gates]), "what you promise to clients")
 
-    def _explain_load(self, most: int) -> str:
+    def _explain_load(self, *, is_counted: bool) -> str:
         said = (
             "your traffic" if self.is_said else "a stand-in, which nobody said: write your own lengths, and clients or a rate"
         )
-        if "num_prompts" not in self.traffic.load(self.host.gpu_type, most):
+        if not is_counted:
             return said
         return f"{said}. Raise num_prompts where the report says that a repeat was too short"
 

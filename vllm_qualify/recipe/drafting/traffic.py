@@ -1,6 +1,7 @@
 """What production asks of a server, as its owner says it, and the latencies that the owner promises."""
 
 import math
+import os
 from typing import Any, NamedTuple
 
 from vllm_qualify.errors import CallerError
@@ -11,9 +12,12 @@ STAND_IN = {"input_tok": 1024, "output_tok": 256, "clients": 64}
 STAND_IN_CPU = {"input_tok": 128, "output_tok": 32, "clients": 4}
 # The template, and what bench adds to a prompt.
 SPARE_TOK = 64
-# The quickest that a token follows another, on GPUs and on a CPU: a repeat must last `min_duration_s` on a quick server, too.
-QUICK_TOKEN_S, QUICK_TOKEN_CPU_S = 0.01, 0.02
-MIN_DURATION_S, MIN_DURATION_CPU_S = 60.0, 20.0
+# The quickest that a token follows another on GPUs: a repeat must last `min_duration_s` on a quick server, too.
+QUICK_TOKEN_S = 0.01
+# A quick core reads prompts at so many bytes of weights times tokens a second, and for a token of all replies the weights at so
+# many bytes. SmolLM2 135M on two cores was half as fast (2026-12-01).
+QUICK_CORE_PROMPT, QUICK_CORE_REPLY = 25e9, 10e9
+MIN_DURATION_S, MIN_DURATION_CPU_S = 60.0, 10.0
 LEAST_PER_CLIENT = 5
 
 
@@ -68,7 +72,7 @@ class Traffic(NamedTuple):
         clients = self.clients or (None if self.rate else stand_in["clients"])
         return self._replace(input_tok=given, output_tok=output, clients=clients)
 
-    def load(self, gpu_type: str, least_prompts: int) -> dict[str, Any]:
+    def load(self, gpu_type: str, least_prompts: int, weights_bytes: int | None) -> dict[str, Any]:
         """The keys of a recipe's `load`. `least_prompts` are those that the gates' percentiles need."""
         lasts_s = MIN_DURATION_CPU_S if gpu_type == CPU else MIN_DURATION_S
         shorter = {"min_duration_s": int(lasts_s)} if gpu_type == CPU else {}
@@ -78,10 +82,16 @@ class Traffic(NamedTuple):
         if self.rate:
             return lengths | {"request_rate": _write_number(self.rate), "num_warmups": 10} | shorter
         clients = self.clients or 1
-        quick_s = (self.output_tok or 1) * (QUICK_TOKEN_CPU_S if gpu_type == CPU else QUICK_TOKEN_S)
+        quick_s = self._quick_cpu_s(weights_bytes) if gpu_type == CPU else (self.output_tok or 1) * QUICK_TOKEN_S
         prompts = clients * max(LEAST_PER_CLIENT, math.ceil(lasts_s / quick_s))
         counted = {"max_concurrency": clients, "num_prompts": max(prompts, least_prompts), "num_warmups": clients}
         return lengths | counted | shorter
+
+    def _quick_cpu_s(self, weights_bytes: int | None) -> float:
+        """How long one request of each client takes on a quick CPU, in s: prompts one after the other, replies side by side."""
+        size, cores = weights_bytes or 10**9, len(os.sched_getaffinity(0))
+        prompts_s = (self.clients or 1) * (self.input_tok or 1) * size / (cores * QUICK_CORE_PROMPT)
+        return prompts_s + (self.output_tok or 1) * size / (cores * QUICK_CORE_REPLY)
 
     def at_once(self) -> int:
         """How many requests are under way: of a rate, a stand-in, since nobody knows yet how long one takes."""
