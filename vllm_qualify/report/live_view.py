@@ -63,8 +63,9 @@ class LiveView(logging.Handler):
             if isinstance(told, Waited) or (isinstance(told, Counted) and told.done < told.total):
                 self.progress = told
             else:
-                # What was counted or awaited is over.
-                self.progress = None
+                # The last of what is counted, and whatever follows a wait, ends it. A warning meanwhile ends neither.
+                if record.levelno < logging.WARNING:
+                    self.progress = None
                 self.live.console.print(Text(safe_text(self.format(record))), soft_wrap=True)
             if record.levelno >= logging.WARNING:
                 self.warning = record.getMessage().splitlines()[0]
