@@ -18,7 +18,7 @@ from vllm_qualify.engine.kinds.registry import KINDS
 from vllm_qualify.engine.model_signature import check_publisher
 from vllm_qualify.engine.provision import Engines, Launch, find_engines, left_behind, provide, read_machine
 from vllm_qualify.engine.server import ServerPlan
-from vllm_qualify.engine.weights import USUAL_LOADERS, check_weights
+from vllm_qualify.engine.weights import USUAL_LOADERS, check_tokenizer, check_weights
 from vllm_qualify.evidence.accuracy.checked_tasks import check_planned_tasks, check_recipes_tasks
 from vllm_qualify.plan.cell import CellPlan
 from vllm_qualify.plan.cells import check_choice, plan_cells, unconfined_code, unisolated_code, within_budget
@@ -131,9 +131,9 @@ def find_baselines(plans: list[CellPlan], store: str, against: Against) -> list[
 def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
-    A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one,
-    and its weights must be whole, as far as their files and the engine tell. Raises CallerError, HostError, HubError,
-    ReleaseError.
+    A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one.
+    Its weights must be whole, as far as their files and the engine tell, and its folder must have a tokenizer. Raises CallerError,
+    HostError, HubError, ReleaseError.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
@@ -147,6 +147,10 @@ def fetch_models(plans: list[CellPlan]) -> None:
         check_publisher(server, folders.get(server.model), "check")
     for folder, name in _list_weights(servers, folders):
         check_weights(folder, name, "check")
+    for server in servers:
+        # Another folder or repository may have the tokenizer.
+        if server.is_local and not {"tokenizer", "skip-tokenizer-init"} & server.arguments.keys():
+            check_tokenizer(Path(server.model), server.model, "check")
     for unknown in check_parameters(servers, engine_cache()):
         get_run_logger().info(f"it is not known {unknown}")
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders.safetensors_files import TENSOR as A
 from tests.builders.safetensors_files import write_file
-from vllm_qualify.engine.weights import check_weights
+from vllm_qualify.engine.weights import check_tokenizer, check_weights
 from vllm_qualify.errors import ReleaseError
 from vllm_qualify.recipe.loading import catalog_folder
 
@@ -127,3 +127,36 @@ def test_a_real_checkpoint_that_lost_a_tensor_is_refused(tmp_path: Path) -> None
     write_file(tmp_path / "model.safetensors", header, begin)
     # One file has no index to miss it in: only the answers show it.
     check_weights(tmp_path, "org/made", "check")
+
+
+OF_FAMILIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+    "qwen.tiktoken",
+    "spiece.model",
+    "tokenization_mine.py",
+    "model.Q4_1.gguf",
+)
+
+
+@pytest.mark.parametrize("name", OF_FAMILIES)
+def test_each_familys_tokenizer_is_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    check_tokenizer(tmp_path, "org/made", "check")
+
+
+def test_a_folder_without_a_tokenizer_is_told_before_a_server_starts(tmp_path: Path) -> None:
+    """Its configuration alone is none."""
+    for name in ("config.json", "tokenizer_config.json", "model.safetensors", "chat_template.jinja"):
+        (tmp_path / name).touch()
+    with pytest.raises(ReleaseError, match=r"org/made has no file of a tokenizer\n  remedy: add its files") as raised:
+        check_tokenizer(tmp_path, "org/made", "check")
+    assert raised.value.kind == "incomplete-model"
+
+
+def test_the_catalogs_models_have_tokenizers() -> None:
+    for name in ("reference", "reference-chat", "reference-vision"):
+        check_tokenizer(catalog_folder() / name / "model", name, "check")

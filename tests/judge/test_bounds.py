@@ -170,3 +170,11 @@ def test_answers_that_are_gone_have_no_price(run: Run) -> None:
     bound = bounds_of(run, [OWN], Hurts(loss=0.1))[f"{STRICT} against the baseline"]
     assert (bound.state, bound.price) == ("none", None)
     assert "its price is not known" in bound.reason
+
+
+def test_a_loss_that_is_more_than_the_run_answers_gets_no_gate(asked: Run) -> None:
+    """A model that answers nothing right can lose nothing, and a gate on its loss would pass whatever comes."""
+    bounds = bounds_of(asked, [OWN], Hurts(loss=0.99))
+    bound = bounds[f"{STRICT} against the baseline"]
+    assert (bound.state, bound.gate) == ("none", None)
+    assert "no such loss can come: ask what this model can answer" in bound.reason

@@ -28,6 +28,10 @@ _LENGTH_BYTES = 8
 _SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _ABOUT = "__metadata__"
 INDEX = "model.safetensors.index.json"
+# Vocabularies of transformers and of Mistral, code that brings one of its own, and GGUF files, which have theirs in them.
+_OF_TOKENIZER = re.compile(
+    r"tokenizer(?!_config\.json).*|tekken.*\.json|vocab.*|merges\.txt|.*\.(tiktoken|model|gguf)|tokenization_.*\.py"
+)
 MAY_BE_TIED = ("lm_head.weight", "embed_tokens.weight", "embedding.weight", "wte.weight", "shared.weight", "score.weight")
 MOST_NAMED = 3
 
@@ -63,6 +67,15 @@ def check_weights(folder: Path, model: str, place: str) -> None:
             checked.check_index(index, headers)
         else:
             checked.check_parts(files)
+
+
+def check_tokenizer(folder: Path, model: str, place: str) -> None:
+    """Raises ReleaseError of the kind `incomplete-model` if no file of a folder can be a tokenizer; HostError."""
+    with writing(place):
+        names = [path.name for path in folder.iterdir()]
+    if not any(_OF_TOKENIZER.fullmatch(name) for name in names):
+        remedy = "add its files (tokenizer.json and tokenizer_config.json), or name another folder by the option `tokenizer`"
+        raise ReleaseError(f"{model} has no file of a tokenizer", remedy, place, kind="incomplete-model")
 
 
 def _list_files(folder: Path) -> list[Path]:

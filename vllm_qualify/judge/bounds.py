@@ -233,6 +233,8 @@ class _Pricing:
         price = Price(answers=needed * questions, minutes=needed * questions * seconds / 60)
         guess = ", at most: each question was asked once, so that the noise of an answer is not known" if is_guess else ""
         most = task.settings.most_repetitions
+        if (row.value or 0.0) <= margin:
+            return price, "", f"of {row.value or 0.0:.2%} right answers no such loss can come: ask what this model can answer"
         if needed > most and not is_guess:
             wanted = math.ceil(questions * needed / most)
             advice = f"{questions:,} questions asked {most} times do not show it: ask {wanted:,}, or allow a larger loss"
