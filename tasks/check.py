@@ -132,8 +132,8 @@ def fetch_models(plans: list[CellPlan]) -> None:
     """Bring what the cells' servers read of the hub into this machine's cache, and check each file by the hub's hash.
 
     A server then needs neither the hub nor its token. A model must be signed by its publisher's key, if the recipe names one.
-    Its weights must be whole, as far as their files and the engine tell, and its folder must have a tokenizer. Raises CallerError,
-    HostError, HubError, ReleaseError.
+    Its weights must be whole, as far as their files and the engine tell, and its folder must have a tokenizer.
+    Raises CallerError, HostError, HubError, ReleaseError.
     """
     servers = [server for cell in plans for server in (cell.server, cell.undrafted, cell.beside) if server]
     wanted = {(part.name, part.revision): part for server in servers for part in server.repositories}
