@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import pytest
@@ -40,8 +42,13 @@ class Elsewhere(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Elsewhere:
-    folder = tmp_path_factory.mktemp("elsewhere")
+def elsewhere() -> Iterator[Elsewhere]:
+    # On the disk also in CI: 3 GB would be much of its memory, and on the disk uv links what it has fetched before.
+    with TemporaryDirectory(dir="/var/tmp", prefix="vllm-qualify-") as name:
+        yield install_wheel(Path(name))
+
+
+def install_wheel(folder: Path) -> Elsewhere:
     build: list[str | Path] = [
         UV,
         "build",
