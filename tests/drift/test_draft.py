@@ -157,7 +157,7 @@ def test_traffic_and_promises_are_the_users(tmp_path: Path) -> None:
 
 
 def test_without_them_stand_ins_are_named_and_nothing_is_promised(tmp_path: Path) -> None:
-    recipe = drafted(wish(make_family("qwen3", tmp_path), LARGEST), "a stand-in, which nobody said", "recipe bounds RUN")
+    recipe = drafted(wish(make_family("qwen3", tmp_path), LARGEST), "a stand-in, not your traffic", "recipe bounds RUN")
     profile = recipe.gpu_types["gb300"].profiles["balanced"]
     assert (profile.load.input_len, profile.load.output_len, profile.load.max_concurrency) == (1024, 256, 64)
     assert profile.gates == []

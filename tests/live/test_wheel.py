@@ -1,4 +1,4 @@
-"""The way of somebody without a checkout: the wheel in an environment of its own, an engine, and a verdict."""
+"""The way of a user without a checkout: the wheel in an environment of its own, an engine, and a verdict."""
 
 import os
 import subprocess

@@ -136,7 +136,7 @@ def remove_engine(name: str) -> Path:
         known = f"give one of {', '.join(found)}" if found else "there is none to remove"
         raise CallerError(f"no engine '{name}' is installed", known, "NAME")
     with _held(found[name].folder):
-        # Unfinished first: whatever ends the removal, nobody starts half an engine.
+        # Unfinished first: if the removal is broken off, no run starts half an engine.
         (found[name].folder / BUILT_FROM).unlink(missing_ok=True)
         shutil.rmtree(found[name].folder)
     return found[name].folder
@@ -160,7 +160,7 @@ def _stamp(build: Build, version: str) -> str:
 
 
 def _check_folder(folder: Path, is_named: bool) -> None:
-    """A folder that somebody named may hold other things: only an environment is built anew."""
+    """A folder that the user named may hold other files: only an environment is built anew."""
     if is_named and folder.exists() and not (folder / "pyvenv.cfg").is_file() and any(folder.iterdir()):
         raise CallerError(f"{folder} has files and is no environment of Python", "name another folder", "--to")
 
@@ -266,4 +266,4 @@ def _call_uv(arguments: list[str], otherwise: str = "") -> None:
 
 
 if __name__ == "__main__":
-    install_engine("cpu", None, Path(sys.argv[1]).absolute(), lambda line: print(line, file=sys.stderr))  # noqa: T201
+    install_engine("cpu", None, Path(sys.argv[1]).absolute(), lambda line: print(line, file=sys.stderr))  # noqa: T201  (the script of `make setup`)

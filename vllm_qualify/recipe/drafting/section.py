@@ -148,9 +148,7 @@ class Section:
             yield Entry("gates", Items([Item(gate) for gate in gates]), "what you promise to clients")
 
     def _explain_load(self, *, is_counted: bool) -> str:
-        said = (
-            "your traffic" if self.is_said else "a stand-in, which nobody said: write your own lengths, and clients or a rate"
-        )
+        said = "your traffic" if self.is_said else "a stand-in, not your traffic: write your own lengths, and clients or a rate"
         if not is_counted:
             return said
         return f"{said}. Raise num_prompts where the report says that a repeat was too short"
